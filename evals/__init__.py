@@ -1,0 +1,1 @@
+"""Evaluations: evidence about a model's answers. It may import serving; it logs nothing itself."""

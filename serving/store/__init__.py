@@ -1,0 +1,1 @@
+"""The Redis-protocol store and the files that stand in for it: what planes publish to each other."""

@@ -1,0 +1,1 @@
+"""What the serving processes tell about themselves: metrics and decision records. Never prompt text."""

