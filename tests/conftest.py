@@ -1,13 +1,18 @@
-"""Marks every test with the layer that its folder names."""
+"""Marks every test with its layer; signals act as in a terminal, however the tests were started."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
 LAYERS = ("unit", "invariants", "parity", "gateway", "integration", "live")
+
+# A shell starts what it puts in the background with SIGINT ignored, nohup with SIGHUP ignored; children inherit both.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
