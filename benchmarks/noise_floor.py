@@ -29,7 +29,7 @@ from benchmarks.harness import Bar, Mode, equal_to, run
 from benchmarks.processes import child, until
 from workbench import stats
 from workbench.loadgen import ClosedLoop, Prompt, RequestRecord, Slo, Summary, Target, run_load, summarize
-from workbench.timeline import timeline
+from workbench.measurement.timeline import timeline
 
 METRICS = {"output_tokens_per_s_per_gpu": True, "ttft_s/p50": False, "tpot_s/p50": False}
 SHORT_NAMES = {"output_tokens_per_s_per_gpu": "tokens/s/GPU"}

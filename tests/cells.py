@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serving.core.state import Task
-from workbench.cells import CellKind, CellResult, CellSpec, Shape
+from workbench.sweeps.cells import CellKind, CellResult, CellSpec, Shape
 
 STARTED_AT_S = 1_790_000_000.0
 REPLICA: dict[str, Any] = {

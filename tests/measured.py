@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from serving.core.state import Task
 from serving.engine.fake import FakeSettings
-from workbench.cells import MeasuredReplica, Shape
 from workbench.loadgen import Slo, Vocabulary
-from workbench.sweep_plan import SweepMode, SweepPlan
+from workbench.sweeps.cells import MeasuredReplica, Shape
+from workbench.sweeps.plan import SweepMode, SweepPlan
 
 # Half a minute of a CPU core in a second: steps are 2 ms, a prompt token takes 0.1 ms.
 FAST = FakeSettings(model="fake-model", ttft_ms=4.0, prefill_ms_per_token=0.1, itl_ms=2.0, block_size=16)

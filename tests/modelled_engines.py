@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.slo_readings import p99_reading, share_reading
-from workbench.slo_search import Probe
+from workbench.slo.readings import p99_reading, share_reading
+from workbench.slo.search import Probe
 
 Z_99 = 2.3263
 

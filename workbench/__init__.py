@@ -19,13 +19,11 @@ until it is used, so the command line and the gateway's base install import this
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench import plots
-    from workbench.bench_api import abench, bench, compare, last_bench
+    from workbench.benchmark.api import abench, bench, compare, last_bench
     from workbench.client import Connection, client, connect, cost_table, record_run, runs, sweep
 
 __all__ = [
@@ -43,24 +41,9 @@ def __getattr__(name: str) -> Any:
     if name in _FROM_CLIENT:
         return getattr(importlib.import_module("workbench.client"), name)
     if name in _FROM_BENCH:
-        return getattr(importlib.import_module("workbench.bench_api"), name)
+        return getattr(importlib.import_module("workbench.benchmark.api"), name)
     raise AttributeError(f"module 'workbench' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
-
-
-class _Package(ModuleType):
-    """Keeps `workbench.sweep` and `workbench.bench` the functions although there are modules of these names.
-
-    Importing a submodule sets it as an attribute of its package and would hide the function of that name, at
-    whatever moment somebody's import happens to run. Modules are reached by `from workbench.sweep import ...`.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _FROM_CLIENT | _FROM_BENCH and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

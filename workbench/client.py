@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import openai
     import pandas as pd
 
-    from workbench.cells import Shape
-    from workbench.sweep import SweepProgress
-    from workbench.swept import Sweep
+    from workbench.sweeps.cells import Shape
+    from workbench.sweeps.finished import Sweep
+    from workbench.sweeps.run import SweepProgress
     from workbench.tracking import Tracker
 
 # The notebook output that names an MLflow run; `workbench/report.py` looks for it.
@@ -119,12 +119,12 @@ def sweep(
 
     Raises:
         NotRunning, NotFound, Unavailable, ReplicaReserved, ReplicaBusy, ReplicaLost, WorkloadError: as
-            `workbench.sweeping.sweep_on_stack`.
+            `workbench.sweeps.on_stack.sweep_on_stack`.
         ValueError: no such mode, or a shape that is none.
     """
-    from workbench.sweep import SweepMode
-    from workbench.sweeping import SweepRequest, sweep_on_stack
-    from workbench.swept import Sweep
+    from workbench.sweeps.finished import Sweep
+    from workbench.sweeps.on_stack import SweepRequest, sweep_on_stack
+    from workbench.sweeps.run import SweepMode
     from workbench.sync import run_sync
 
     connection = connected()
@@ -197,7 +197,7 @@ def record_run(mlflow_run_id: str | None) -> None:
 
 
 def _shapes(num_prompt_tokens: int | None, num_output_tokens: int | None) -> tuple[Shape, ...] | None:
-    from workbench.cells import Shape
+    from workbench.sweeps.cells import Shape
 
     if num_prompt_tokens is None:
         if num_output_tokens is not None:

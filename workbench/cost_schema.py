@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from serving.core.state import CostRow, Task
-from workbench.cells import TargetKind
+from workbench.sweeps.cells import TargetKind
 
 COST_TABLE_SCHEMA = 1
 TIME_COLUMNS = ("measured_at", "expires_at")

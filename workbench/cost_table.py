@@ -20,9 +20,9 @@ import pandas as pd
 from serving.core.policies.cost import RowState
 from serving.core.state import Task
 from serving.store.cost_table import PublishedCostTable
-from workbench.cells import CellKind, CellResult
 from workbench.cost_schema import COST_TABLE_SCHEMA, CostTableRow, Provenance, to_cost_rows, to_frame
 from workbench.pricing import MixedWindow, PricingError, TokenPrices, embed_price, split_price
+from workbench.sweeps.cells import CellKind, CellResult
 
 DEFAULT_EXPIRES_IN_S = 30 * 86400.0
 

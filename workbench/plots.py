@@ -1,7 +1,7 @@
 """The figures of notebooks and reports: throughput against concurrency, latency against load, cost.
 
 Each function takes a frame and returns a plotly figure; none computes a metric. A frame of cells
-is `workbench.frames.cells_frame`'s: a row a cell, a column a metric under MLflow's name, its 95 % interval
+is `workbench.sweeps.frames.cells_frame`'s: a row a cell, a column a metric under MLflow's name, its 95 % interval
 beside it. Cells that are invalid, or that exist only to split the price, are not drawn. A frame of cost
 rows is the cost table itself.
 
@@ -23,8 +23,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from serving.core.state import Task
-from workbench.cells import TargetKind
-from workbench.frames import LOAD_KINDS
+from workbench.sweeps.cells import TargetKind
+from workbench.sweeps.frames import LOAD_KINDS
 
 # Okabe & Ito, "Color Universal Design" (2008), without the yellow that vanishes on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

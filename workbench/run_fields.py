@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.cells import CellResult
+from workbench.sweeps.cells import CellResult
 
 TAG_KIND = "kind"
 TAG_SWEEP = "sweep.digest"

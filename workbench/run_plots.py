@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench import stats
-from workbench.findings import Findings
 from workbench.loadgen import RequestRecord, Slo
+from workbench.measurement.findings import Findings
 from workbench.plots import PALETTE, SLO_LINE, TEMPLATE, NothingToPlot
 
 LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}

@@ -29,12 +29,12 @@ from mlflow.exceptions import MlflowException
 from serving.control.registry import experiment, is_answer, mlflow_client, mlflow_errors
 from serving.core.errors import NotFound
 from workbench import cost_schema, run_fields
-from workbench.cells import CellResult
 from workbench.cost_schema import CostTableRow
 from workbench.cost_table import CostTable, MeasuredCell
 from workbench.provenance import git_commit
-from workbench.results import SWEEP_FILE, LoggedRuns, ResultsBroken, ResultsFolder, folders
 from workbench.run_fields import PARENT_RUN, TAG_CELL_KEY, TAG_KIND, TAG_MEASUREMENT, TAG_SWEEP, TAG_VALID
+from workbench.sweeps.cells import CellResult
+from workbench.sweeps.results import SWEEP_FILE, LoggedRuns, ResultsBroken, ResultsFolder, folders
 
 T = TypeVar("T")
 

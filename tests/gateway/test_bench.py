@@ -21,12 +21,12 @@ from serving.engine.client import EngineClient
 from serving.engine.fake import FakeEngine, FakeSettings
 from tests.measured import make_vocabulary
 from workbench.absent import Absent
-from workbench.bench_result import BenchResult
+from workbench.benchmark.result import BenchResult
 from workbench.cli.app import run_app
 from workbench.cli.exits import Exit
-from workbench.comparison import NotComparable
-from workbench.engine_window import EngineCount
+from workbench.comparison.cells import NotComparable
 from workbench.loadgen import FailureKind, WorkloadError
+from workbench.measurement.engine_window import EngineCount
 
 QUICK = {"workload": "completion:prompt=24,output=8", "max_duration_s": 20.0}
 
@@ -77,7 +77,7 @@ async def test_a_server_without_vllms_counters_gets_no_extras_and_that_is_said(
     async def no_counters(*_: object) -> None:
         raise UpstreamError("GET /metrics answered 404")
 
-    monkeypatch.setattr("workbench.engine_window.scrape", no_counters)
+    monkeypatch.setattr("workbench.measurement.engine_window.scrape", no_counters)
     result = await bench(engine.url, tokenizer, load="poisson:rate=100", num_requests=40)
     assert result.invalid is None, result
     assert isinstance(result.counted, Absent)

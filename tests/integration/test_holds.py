@@ -16,8 +16,8 @@ from serving.store.connection import connect
 from serving.store.reservations import ReplicaReserved, reservations, reserve
 from serving.store.server import StoreServer
 from tests.measured import make_replica
-from workbench.cells import MeasuredReplica
-from workbench.holds import NotHeld, StoreHold
+from workbench.sweeps.cells import MeasuredReplica
+from workbench.sweeps.holds import NotHeld, StoreHold
 
 IDS = ("fake-model-cpu-0", "fake-model-cpu-1", "fake-model-cpu-2")
 

@@ -23,10 +23,10 @@ from serving.store.routing_table import StoreRoutingTable
 from serving.store.server import StoreServer
 from tests.integration.processes import engine_log, fake_engine, free_port, gateway_worker, until
 from tests.measured import PLAN, make_replica, make_vocabulary
-from workbench.cells import CellKind
 from workbench.cost_table import MeasuredCell, build, publish
-from workbench.holds import StoreHold
-from workbench.sweep import run_sweep
+from workbench.sweeps.cells import CellKind
+from workbench.sweeps.holds import StoreHold
+from workbench.sweeps.run import run_sweep
 
 MODEL = "measured"
 ENGINE = ("--model", MODEL, "--ttft-ms", "4", "--itl-ms", "2", "--prefill-ms-per-token", "0.1")

@@ -17,14 +17,14 @@ from serving.core.state import Task
 from serving.engine.fake import FakeEngine
 from tests.cells import make_cell
 from tests.measured import FAST, PLAN, make_replica, make_vocabulary
-from workbench.cells import CellKind, CellResult
 from workbench.cost_table import build
-from workbench.kept_results import ResultNotFound, find_cells
 from workbench.loadgen import RequestRecord
 from workbench.mlflow_server import is_healthy, mlflow_server
-from workbench.results import ResultsBroken, ResultsFolder
 from workbench.stack.ports import free_port
-from workbench.sweep import ProgressKind, SweepProgress, run_sweep
+from workbench.sweeps.cells import CellKind, CellResult
+from workbench.sweeps.kept_results import ResultNotFound, find_cells
+from workbench.sweeps.results import ResultsBroken, ResultsFolder
+from workbench.sweeps.run import ProgressKind, SweepProgress, run_sweep
 from workbench.tracking import Tracker
 
 RECORDS = [RequestRecord("r-0", 0, Task.GENERATE, 64, 32, 0.0, 0.0)]

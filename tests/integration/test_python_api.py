@@ -29,11 +29,11 @@ from serving.store.reservations import ReplicaReserved, reservations, reserve
 from serving.store.routing_table import StoreRoutingTable
 from serving.store.server import StoreServer
 from tests.measured import FAST, make_vocabulary
-from workbench.bench_result import BenchResult
+from workbench.benchmark.result import BenchResult
 from workbench.plots import throughput
 from workbench.report import run_report
 from workbench.stack.state import PoolFacts, ProcessRecord, StackState
-from workbench.swept import Sweep
+from workbench.sweeps.finished import Sweep
 from workbench.tracking import Tracker
 from workbench.wiring import layout
 

@@ -11,10 +11,10 @@ import pytest
 from serving.core.state import Task
 from serving.engine.fake import FakeEngine
 from tests.measured import FAST, make_replica, make_vocabulary
-from workbench.cells import Shape
 from workbench.loadgen import FailureKind, RequestRecord
-from workbench.slo_search import Capacity, Ending, SearchPlan, Verdict, verdict
-from workbench.slo_searching import LoadKind, SearchStep, SloLimits, SloQuestion, read_probe, search_slo
+from workbench.slo.search import Capacity, Ending, SearchPlan, Verdict, verdict
+from workbench.slo.searching import LoadKind, SearchStep, SloLimits, SloQuestion, read_probe, search_slo
+from workbench.sweeps.cells import Shape
 
 # A step takes 4 ms + 0.5 ms a stream: 12 ms at 16 streams.
 ENGINE = FAST.model_copy(update={"itl_ms": 4.0, "itl_ms_per_seq": 0.5, "prefill_ms_per_token": 0.0})

@@ -15,11 +15,11 @@ from serving.core.state import Task
 from serving.engine.client import EngineClient
 from serving.engine.fake import FakeEngine
 from tests.measured import FAST, PLAN, make_replica, make_vocabulary
-from workbench.cells import CellKind, MeasuredReplica, Shape
 from workbench.cost_table import MeasuredCell, build
 from workbench.loadgen import Vocabulary, read_parquet
-from workbench.results import ResultsFolder
-from workbench.sweep import (
+from workbench.sweeps.cells import CellKind, MeasuredReplica, Shape
+from workbench.sweeps.results import ResultsFolder
+from workbench.sweeps.run import (
     ProgressKind,
     ReplicaBusy,
     ReplicaLost,
@@ -136,7 +136,7 @@ async def test_company_makes_a_cell_invalid_and_it_is_measured_again(
 async def test_a_busy_replica_is_not_measured(
     engine: FakeEngine, vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.measure.IDLE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("workbench.measurement.measure.IDLE_TIMEOUT_S", 0.3)
     async with long_request(engine):
         with pytest.raises(ReplicaBusy, match="still has 1 running"):
             await run_sweep(PLAN, make_replica(engine.url), vocabulary=vocabulary, results_dir=tmp_path)

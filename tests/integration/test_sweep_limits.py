@@ -10,8 +10,8 @@ import pytest
 from serving.engine.fake import FakeEngine
 from tests.measured import FAST, PLAN, make_replica, make_vocabulary
 from workbench.loadgen import Slo
-from workbench.results import ResultsFolder
-from workbench.sweep import ProgressKind, SweepLimits, SweepProgress, run_sweep
+from workbench.sweeps.results import ResultsFolder
+from workbench.sweeps.run import ProgressKind, SweepLimits, SweepProgress, run_sweep
 
 
 async def test_a_saturated_engine_is_not_loaded_further_and_the_sweep_is_whole(tmp_path: Path) -> None:

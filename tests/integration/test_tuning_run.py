@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.measured import make_vocabulary
-from workbench.cells import Shape
 from workbench.config import Launcher, ModelConfig, PoolConfig
 from workbench.loadgen import Slo
-from workbench.tuning import Trial, TuningPlan, grid
-from workbench.tuning_run import EngineBench, TuningLoad, tune
+from workbench.sweeps.cells import Shape
+from workbench.tuning.halving import Trial, TuningPlan, grid
+from workbench.tuning.run import EngineBench, TuningLoad, tune
 from workbench.wiring import Layout
 
 

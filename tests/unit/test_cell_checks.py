@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from serving.core.state import ReplicaSnapshot, Task
-from workbench.cell_checks import Counters, client_error_frac, decode_tokens_per_s, invalid_because
-from workbench.cells import CellKind, CellSpec, Shape
 from workbench.loadgen import ClientError, FailureKind, LoadResult, RequestRecord, Summary
+from workbench.measurement.cell_checks import Counters, client_error_frac, decode_tokens_per_s, invalid_because
+from workbench.sweeps.cells import CellKind, CellSpec, Shape
 
 SPEC = CellSpec(CellKind.MIXED, Shape(64, 32), 4, 10)
 SUMMARY = Summary({"ttft_s/p50": 0.1}, {}, 10, 0)

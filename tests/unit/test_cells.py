@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tests.cells import make_cell
-from workbench.cells import CellKind, CellResult, TargetKind
+from workbench.sweeps.cells import CellKind, CellResult, TargetKind
 
 
 @pytest.mark.parametrize("kind", list(CellKind))

@@ -131,10 +131,10 @@ def test_a_store_without_an_address_is_a_usage_error(
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
     """Two sweeps that MLflow lacks, `aaa` and `bbb`, over an MLflow that takes everything; and what it took."""
     pytest.importorskip("mlflow")
-    tracking, folder_type = import_module("workbench.tracking"), import_module("workbench.results").ResultsFolder
+    tracking, folder_type = import_module("workbench.tracking"), import_module("workbench.sweeps.results").ResultsFolder
     names = ("version", "task", "hardware_class", "engine_fingerprint", "hardware_fingerprint")
     replica = {"model": "tiny", **dict.fromkeys(names, "x"), "engine_covers": {}, "hardware_covers": {}}
-    kinds = import_module("workbench.cells").CellKind
+    kinds = import_module("workbench.sweeps.cells").CellKind
     cells = [make_cell(kind, records_file=None) for kind in (kinds.MIXED, kinds.PREFILL)]
     for digest in ("aaa", "bbb"):
         folder = folder_type(tmp_path / ".workbench" / "results", digest)

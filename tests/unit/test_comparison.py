@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.cells import STARTED_AT_S, make_cell
-from workbench.cells import CellResult
 from workbench.cli.app import run_app
 from workbench.cli.exits import Exit
-from workbench.comparison import Difference, NotComparable, UnknownMetric, compare_cells, is_higher_better
-from workbench.results import LoggedRuns, ResultsFolder
+from workbench.comparison.cells import Difference, NotComparable, UnknownMetric, compare_cells, is_higher_better
 from workbench.stats import Reason, Verdict, named_rng
+from workbench.sweeps.cells import CellResult
+from workbench.sweeps.results import LoggedRuns, ResultsFolder
 
 RATE = "output_tokens_per_s_per_gpu"
 ORDER = "ABBAABABBABABAAB"  # eight pairs, the order of each by a coin

@@ -14,8 +14,8 @@ from serving.core.state import Task
 from serving.store.cost_table import PublishedCostTable
 from tests.cells import make_cell
 from workbench import cost_schema
-from workbench.cells import CellKind, CellResult
 from workbench.cost_table import CostTable, MeasuredCell, ages, build, publish
+from workbench.sweeps.cells import CellKind, CellResult
 
 
 @dataclass(frozen=True)

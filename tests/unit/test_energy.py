@@ -7,7 +7,7 @@ import pytest
 
 from tests.nvml import FakeGpu, FakeNvml
 from workbench.absent import Absent
-from workbench.energy import Energy, EnergyMeter, joules_per_token, meter_for_cpu, meter_for_gpus
+from workbench.measurement.energy import Energy, EnergyMeter, joules_per_token, meter_for_cpu, meter_for_gpus
 
 RANGE_UJ = 262_143_328_850
 

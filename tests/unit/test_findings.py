@@ -7,9 +7,9 @@ from dataclasses import replace
 from serving.core.state import Task
 from tests.cells import make_cell
 from workbench import run_fields
-from workbench.cells import CellResult
-from workbench.findings import Findings, find, num_unsteady
 from workbench.loadgen import FailureKind, RequestRecord
+from workbench.measurement.findings import Findings, find, num_unsteady
+from workbench.sweeps.cells import CellResult
 
 
 def served(index: int, sent_at_s: float, takes_s: float, num_tokens: int = 10) -> RequestRecord:

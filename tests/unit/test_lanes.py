@@ -5,7 +5,7 @@ import os
 import pytest
 
 from workbench.cli.sweep_lanes import side_by_side
-from workbench.lanes import Lane, lanes
+from workbench.sweeps.lanes import Lane, lanes
 
 
 def test_each_lane_has_a_client_core_of_its_own() -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from tests.cells import make_cell
-from workbench.cells import CellKind
 from workbench.cost_table import MeasuredCell, build
-from workbench.pareto import Figure, Goal, Placed, Point, Standing, cost_points, pareto_front, speed_points
-from workbench.phase_curves import line, phase_curves
+from workbench.sweeps.cells import CellKind
+from workbench.sweeps.pareto import Figure, Goal, Placed, Point, Standing, cost_points, pareto_front, speed_points
+from workbench.sweeps.phase_curves import line, phase_curves
 
 
 def point(name: str, x: float, y: float, half: float | None = 0.1) -> Point:

@@ -10,8 +10,8 @@ import pytest
 from serving.core.state import Task
 from tests.cells import make_cell
 from workbench import plots
-from workbench.cells import CellKind, CellResult, CellSpec, Shape
-from workbench.frames import cells_frame
+from workbench.sweeps.cells import CellKind, CellResult, CellSpec, Shape
+from workbench.sweeps.frames import cells_frame
 
 
 def cell(concurrency: int = 1, *, kind: CellKind = CellKind.MIXED, model: str = "m", **changes: Any) -> CellResult:

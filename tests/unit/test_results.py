@@ -9,9 +9,9 @@ import pytest
 
 from serving.core.state import Task
 from tests.cells import make_cell
-from workbench.cells import CellKind, file_stem
 from workbench.loadgen.records import RequestRecord, read_parquet
-from workbench.results import LoggedRuns, ResultsBroken, ResultsFolder, ResultsNotWritten, folders
+from workbench.sweeps.cells import CellKind, file_stem
+from workbench.sweeps.results import LoggedRuns, ResultsBroken, ResultsFolder, ResultsNotWritten, folders
 
 RECORDS = [RequestRecord("r-0", 0, Task.GENERATE, 64, 32, 0.0, 0.0)]
 SWEEP = {"plan": {"mode": "short"}, "replica": {}, "cells": ["mixed-64x32-c4", "prefill-64x1-c4"]}

@@ -15,7 +15,6 @@ import pytest
 from pydantic import ValidationError
 
 from tests.cells import make_cell
-from workbench.cells import CellResult
 from workbench.schedule import crontab, shelf
 from workbench.schedule.alerts import Alert, tell
 from workbench.schedule.book import Book, CompareRule, NoSuchSchedule, Schedule, ScheduleExists, ScheduleRuns
@@ -24,6 +23,7 @@ from workbench.schedule.files import ScheduleBroken, locked, read_lines
 from workbench.schedule.history import MAX_ATTEMPTS, RESUME_WITHIN_S, Outcome, Run
 from workbench.schedule.rule import judge_by_ratio
 from workbench.schedule.watch import overdue_s, tell_once
+from workbench.sweeps.cells import CellResult
 
 METRIC = "output_tokens_per_s_per_gpu"
 RULE = CompareRule(metric=METRIC, tolerance_frac=0.05)

@@ -12,10 +12,8 @@ import nbformat
 import pytest
 
 from tests.cells import make_cell
-from workbench.cells import CellResult
 from workbench.cli.app import run_app
 from workbench.config import load_config
-from workbench.results import ResultsBroken
 from workbench.schedule.alerts import Alert
 from workbench.schedule.book import Book, Schedule, ScheduleError, ScheduleRuns
 from workbench.schedule.files import locked
@@ -24,6 +22,8 @@ from workbench.schedule.job import Ports, accept, run_now
 from workbench.schedule.places import Places
 from workbench.schedule.rule import Judged, measured_since
 from workbench.schedule.runner import Job, Ran
+from workbench.sweeps.cells import CellResult
+from workbench.sweeps.results import ResultsBroken
 
 METRIC = "output_tokens_per_s_per_gpu"
 PARAMETERS = 'model: str = "a"\nconcurrencies: list[int] = []\nmax_age_s: float | None = None\n'
@@ -230,7 +230,7 @@ def test_reports_are_kept_as_many_as_said_beside_the_accepted_one(world: World) 
 
 
 def test_cells_since_a_time_are_of_the_recorded_sweep(tmp_path: Path) -> None:
-    from workbench.results import LoggedRuns, ResultsFolder
+    from workbench.sweeps.results import LoggedRuns, ResultsFolder
 
     for digest, run_id in (("mine", "sweep"), ("other", "else")):
         folder = ResultsFolder(tmp_path, digest)

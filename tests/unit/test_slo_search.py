@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.modelled_engines import BatchEngine, QueueEngine, random_batch, random_queue
-from workbench.slo_readings import Reading, design_effect, p99_reading, readings_of_metrics, share_reading
-from workbench.slo_search import Capacity, Ending, Measure, Probe, SearchPlan, search
+from workbench.slo.readings import Reading, design_effect, p99_reading, readings_of_metrics, share_reading
+from workbench.slo.search import Capacity, Ending, Measure, Probe, SearchPlan, search
 
 TOLERANCE = 0.05
 # The search's constants were chosen on seeds 0 to 199.

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.cells import make_cell
-from workbench.cells import CellKind, CellResult, CellSpec, Shape
-from workbench.sweep_limits import SweepLimits, estimates, saturated
+from workbench.sweeps.cells import CellKind, CellResult, CellSpec, Shape
+from workbench.sweeps.limits import SweepLimits, estimates, saturated
 
 SHAPE = Shape(64, 32)
 

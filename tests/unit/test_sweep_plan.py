@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from serving.core.state import Task
-from workbench.cells import CellKind, MeasuredReplica, Shape
 from workbench.loadgen import Slo
-from workbench.sweep_plan import SweepMode, SweepPlan, cached_length, full_plan, short_plan, sweep_digest
+from workbench.sweeps.cells import CellKind, MeasuredReplica, Shape
+from workbench.sweeps.plan import SweepMode, SweepPlan, cached_length, full_plan, short_plan, sweep_digest
 
 SLO = Slo(5.0, 0.15)
 REPLICA = MeasuredReplica("r-0", "http://127.0.0.1:1", "m", "m", "1", Task.GENERATE, "cpu", 1, "engine", "hardware")

@@ -11,13 +11,13 @@ import pytest
 from serving.core.errors import NotFound, Unavailable
 from serving.core.state import Model, Pool, Replica, ReplicaState, RoutingTable, Task
 from tests.cells import make_cell
-from workbench.cells import CellKind, Shape
 from workbench.config import Slo, load_config
 from workbench.cost_table import DEFAULT_EXPIRES_IN_S
 from workbench.stack.state import PoolFacts, ProcessRecord, StackState
-from workbench.sweep import SweepMode, SweepResult
-from workbench.sweeping import KEEP_CELLS_S, SweepRequest, choose_replica, describe, plan_of
-from workbench.swept import Sweep
+from workbench.sweeps.cells import CellKind, Shape
+from workbench.sweeps.finished import Sweep
+from workbench.sweeps.on_stack import KEEP_CELLS_S, SweepRequest, choose_replica, describe, plan_of
+from workbench.sweeps.run import SweepMode, SweepResult
 from workbench.sync import run_sync
 
 ROOT = Path(__file__).parents[2]

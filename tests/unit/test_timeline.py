@@ -8,8 +8,8 @@ import pytest
 from serving.core.state import Task
 from workbench.loadgen.records import RequestRecord
 from workbench.loadgen.window import output_work
+from workbench.measurement.timeline import judge, timeline
 from workbench.stats import Saturation, Steady, named_rng
-from workbench.timeline import judge, timeline
 
 
 def record(index: int, sent_at_s: float, ttft_s: float, itl_s: float, num_tokens: int = 20) -> RequestRecord:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from workbench.tuning import Flags, Trial, Try, Tuned, TuningPlan, describe, grid, next_step
+from workbench.tuning.halving import Flags, Trial, Try, Tuned, TuningPlan, describe, grid, next_step
 
 NINE = grid({"max_num_batched_tokens": [256, 512, 1024], "block_size": [16, 32, 64]}, {"block_size": 32})
 

@@ -92,7 +92,7 @@ def bench(
 ) -> None:
     """Puts one load on a model and prints what came out, each figure with its interval; others may use it meanwhile."""
     name = _name(served, url, model)
-    module = heavy("workbench.bench")
+    module = heavy("workbench.benchmark.run")
     needs_config = url is None or config is not None or log
     loaded = settings(config) if needs_config else None
     try:

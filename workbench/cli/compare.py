@@ -47,7 +47,7 @@ def compare(
 ) -> None:
     """Compares repeated runs of A and B, pair by pair: ratio, interval, and better, worse or no difference seen."""
     loaded = settings(config)
-    comparison, kept = heavy("workbench.comparison"), heavy("workbench.kept_results")
+    comparison, kept = heavy("workbench.comparison.cells"), heavy("workbench.sweeps.kept_results")
     sides = [_cells(loaded, kept, reference) for reference in (baseline, candidate)]
     try:
         allowed = [comparison.Difference(name) for name in allow or []]
@@ -75,7 +75,7 @@ def _cells(config: WorkbenchConfig, kept: Any, reference: str) -> Any:
             if tracker is None:
                 raise
             return kept.find_cells(reference, results_dir, tracker)
-    except (kept.ResultNotFound, heavy("workbench.results").ResultsBroken) as error:
+    except (kept.ResultNotFound, heavy("workbench.sweeps.results").ResultsBroken) as error:
         raise CommandFailed(str(error)) from None
 
 

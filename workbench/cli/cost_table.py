@@ -124,7 +124,7 @@ def _log_pending(config: WorkbenchConfig, tracker: Any) -> list[str]:
     """Brings over what waits on disk; returns what cannot be read there, which holds up nothing else."""
     try:
         tracker.log_pending(layout(config).results_dir)
-    except heavy("workbench.results").ResultsBroken as error:
+    except heavy("workbench.sweeps.results").ResultsBroken as error:
         return str(error).splitlines()
     return []
 
@@ -133,7 +133,7 @@ def _logged_table(config: WorkbenchConfig, run_id: str | None) -> tuple[str, Seq
     tracker = heavy("workbench.tracking").Tracker(mlflow_uri(config))
     try:
         found: tuple[str, Sequence[Any]] = tracker.cost_table(run_id)
-    except heavy("workbench.results").ResultsBroken as error:
+    except heavy("workbench.sweeps.results").ResultsBroken as error:
         raise CommandFailed(str(error)) from None
     return found
 

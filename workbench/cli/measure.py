@@ -74,7 +74,7 @@ def sweep(
 ) -> None:
     """Measures a replica that nothing else uses, cell by cell, and logs it to MLflow; finished cells are kept."""
     loaded = settings(config)
-    sweeping = heavy("workbench.sweeping")
+    sweeping = heavy("workbench.sweeps.on_stack")
     try:
         requests = [
             sweeping.SweepRequest(
@@ -113,7 +113,7 @@ def _sweep_all(config: WorkbenchConfig, requests: list[Any], parallel: bool) -> 
     if not parallel or len(requests) < 2:
         tracker = _tracker(config)
         return [_sweep(config, request, tracker) for request in requests]
-    sweeping = heavy("workbench.sweeping")
+    sweeping = heavy("workbench.sweeps.on_stack")
     cores = {request.model: run(sweeping.preview_on_stack(config, request)).cores for request in requests}
     return side_by_side(cores, requests, partial(_sweep_alone, config))
 
@@ -130,13 +130,13 @@ def _fail_without_cells(cells: list[dict[str, Any]], skipped: list[dict[str, Any
 
 
 def _sweep(config: WorkbenchConfig, request: Any, tracker: object | None) -> Any:
-    module = heavy("workbench.sweeping")
+    module = heavy("workbench.sweeps.on_stack")
     failures = (
-        heavy("workbench.measure").ReplicaBusy,
-        heavy("workbench.measure").ReplicaLost,
-        heavy("workbench.holds").NotHeld,
-        heavy("workbench.results").ResultsNotWritten,
-        heavy("workbench.results").ResultsBroken,
+        heavy("workbench.measurement.measure").ReplicaBusy,
+        heavy("workbench.measurement.measure").ReplicaLost,
+        heavy("workbench.sweeps.holds").NotHeld,
+        heavy("workbench.sweeps.results").ResultsNotWritten,
+        heavy("workbench.sweeps.results").ResultsBroken,
         heavy("workbench.loadgen").WorkloadError,
     )
     print_requests = requests_printer(request.model)
@@ -166,7 +166,7 @@ def _tracker(config: WorkbenchConfig) -> object | None:
 
 
 def _shape(text: str) -> Any:
-    cells = heavy("workbench.cells")
+    cells = heavy("workbench.sweeps.cells")
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(part.isdigit() for part in parts):
         raise ValueError(f"a shape is prompt and output tokens as 64x32, not {text!r}")

@@ -152,7 +152,7 @@ def _typed(config: WorkbenchConfig, notebook: str, given: dict[str, str]) -> dic
 
 
 def _metric(name: str) -> str:
-    comparison = heavy("workbench.comparison")
+    comparison = heavy("workbench.comparison.cells")
     try:
         comparison.is_higher_better(name)
     except comparison.UnknownMetric as error:

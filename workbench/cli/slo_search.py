@@ -101,15 +101,15 @@ def slo_search(
 
 
 async def _search(config: WorkbenchConfig, model: str, replica: str | None, resume: bool, asked: dict[str, Any]) -> Any:
-    sweeping, searching = heavy("workbench.sweeping"), heavy("workbench.slo_searching")
-    holds, clocks = heavy("workbench.holds"), heavy("serving.clock")
+    sweeping, searching = heavy("workbench.sweeps.on_stack"), heavy("workbench.slo.searching")
+    holds, clocks = heavy("workbench.sweeps.holds"), heavy("serving.clock")
     owner = f"slo-search of {model} (pid {os.getpid()} on {socket.gethostname()})"
     try:
         async with sweeping.found_replica(config, model, replica) as found:
             question = _question(config, found.pool, asked)
             hold = holds.StoreHold(found.store, found.tables, found.replica, owner=owner, clock=clocks.SystemClock())
             async with hold.exclusive():
-                with heavy("workbench.sweep").client_on_other_cores(found.replica.cores):
+                with heavy("workbench.sweeps.run").client_on_other_cores(found.replica.cores):
                     return await searching.search_slo(
                         question,
                         found.replica,
@@ -125,7 +125,7 @@ async def _search(config: WorkbenchConfig, model: str, replica: str | None, resu
 
 
 def _question(config: WorkbenchConfig, pool: Any, asked: dict[str, Any]) -> Any:
-    searching, search = heavy("workbench.slo_searching"), heavy("workbench.slo_search")
+    searching, search = heavy("workbench.slo.searching"), heavy("workbench.slo.search")
     slo = config.slo.of(pool.hardware_class)
     ttft_p99_s, tpot_p99_s, served_within = asked["limits"]
     try:
@@ -140,7 +140,7 @@ def _question(config: WorkbenchConfig, pool: Any, asked: dict[str, Any]) -> Any:
             max_cells=asked["cells"],
         )
         limits = searching.SloLimits(ttft_p99_s or slo.ttft_p99_s, tpot_p99_s or slo.tpot_p99_s, served_within)
-        shape = heavy("workbench.cells").Shape(*asked["shape"])
+        shape = heavy("workbench.sweeps.cells").Shape(*asked["shape"])
         return searching.SloQuestion(kind, shape, limits, plan, asked["requests"], asked["max_cell_s"])
     except ValueError as error:
         raise CommandFailed(str(error), Exit.USAGE) from None
@@ -150,7 +150,7 @@ def _tell(model: str, step: Any) -> None:
     if step.probe is None:
         err.print(f"{model} cell {step.number}: load {step.measure.load:g}, {step.measure.why}", highlight=False)
         return
-    verdict = heavy("workbench.slo_search").verdict(step.probe)
+    verdict = heavy("workbench.slo.search").verdict(step.probe)
     err.print(f"{model} cell {step.number}: load {step.probe.load:g} {verdict.value}", highlight=False)
 
 
@@ -179,7 +179,7 @@ def _log(config: WorkbenchConfig, model: str, answer: Any) -> str | None:
 
 
 def _show(answer: Any) -> None:
-    verdict = heavy("workbench.slo_search").verdict
+    verdict = heavy("workbench.slo.search").verdict
     rows = [
         [f"{probe.load:g}", verdict(probe).value, *(f"{one.name} {one.p_kept:.3f}" for one in probe.readings)]
         for probe in answer.probes

@@ -1,4 +1,4 @@
-"""Sweeps side by side: a process a lane (workbench/lanes.py), its load client on a core of its own."""
+"""Sweeps side by side: a process a lane (workbench/sweeps/lanes.py), its load client on a core of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from workbench.lanes import Lane, lanes
+from workbench.sweeps.lanes import Lane, lanes
 
 Measure = Callable[[Any], Any]
 

@@ -61,7 +61,7 @@ def tune(
 ) -> None:
     """Tries engine configurations, each on an engine of its own, and keeps the better ones for longer cells."""
     loaded = settings(config)
-    tuning, runner = heavy("workbench.tuning"), heavy("workbench.tuning_run")
+    tuning, runner = heavy("workbench.tuning.halving"), heavy("workbench.tuning.run")
     base = _pool(loaded, model, pool)
     try:
         plan = tuning.TuningPlan(tuning.grid(_choices(vary), _in_use(loaded, base)), requests, eta, rungs)
@@ -74,7 +74,7 @@ def tune(
         return
     refuse_company(loaded, base)
     slo = loaded.slo.of(base.hardware)
-    shape = heavy("workbench.cells").Shape(prompt_tokens, output_tokens)
+    shape = heavy("workbench.sweeps.cells").Shape(prompt_tokens, output_tokens)
     load = runner.TuningLoad(shape, concurrency, heavy("workbench.loadgen").Slo(slo.ttft_p99_s, slo.tpot_p99_s))
     where = layout(loaded)
     folder = where.results_dir / f"tune-{_digest(base, plan, load)}"
@@ -155,12 +155,12 @@ def _say(part: str, what: str) -> None:
 
 def _tell(trial: Any) -> None:
     figure = trial.failure or f"{trial.goodput_rps:.3g} good requests/s"
-    name = heavy("workbench.tuning").describe(trial.flags)
+    name = heavy("workbench.tuning.halving").describe(trial.flags)
     err.print(f"rung {trial.rung}: {name}: {figure}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show(found: Any) -> None:
-    describe = heavy("workbench.tuning").describe
+    describe = heavy("workbench.tuning.halving").describe
     rows = [
         [
             describe(trial.flags),

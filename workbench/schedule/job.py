@@ -13,9 +13,7 @@ from typing import Any
 
 import nbformat
 
-from workbench.cells import CellResult
 from workbench.notebooks import ReportError, check_parameters, declared_parameters, find
-from workbench.results import ResultsBroken
 from workbench.schedule import shelf
 from workbench.schedule.alerts import Alert
 from workbench.schedule.book import Book, Schedule, ScheduleError, ScheduleRuns
@@ -25,6 +23,8 @@ from workbench.schedule.places import Places
 from workbench.schedule.rule import Judge, Judged, judge_by_ratio
 from workbench.schedule.runner import Job, Ran, Runner, run_child
 from workbench.schedule.steps import CostTableStep
+from workbench.sweeps.cells import CellResult
+from workbench.sweeps.results import ResultsBroken
 
 MAX_AGE = "max_age_s"
 """A notebook's parameter of this name gets the seconds since the run began: cells from before do not count, and those

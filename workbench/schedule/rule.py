@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Protocol
 
-from workbench.cells import CellResult
-from workbench.comparison import is_higher_better
-from workbench.results import folders
+from workbench.comparison.cells import is_higher_better
 from workbench.run_fields import cell_key
 from workbench.schedule.book import CompareRule
 from workbench.schedule.history import Outcome
+from workbench.sweeps.cells import CellResult
+from workbench.sweeps.results import folders
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""One load on one endpoint: what to put on what (request, target), running it, and its result."""

@@ -1,0 +1,143 @@
+"""`workbench.bench()`, `abench()` and `compare()`: what notebooks call to put a load on something and to compare."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from workbench.benchmark.result import BenchResult
+from workbench.benchmark.run import BenchRequest, keeping
+from workbench.benchmark.run import abench as measure
+from workbench.client import connected
+from workbench.comparison.compare import Compared, compare
+from workbench.config_layers import ConfigError
+from workbench.loadgen import Slo, TargetKind
+from workbench.sync import run_sync
+
+__all__ = ["BenchResult", "Compared", "abench", "bench", "compare", "last_bench"]
+
+PROGRESS_EVERY_S = 5.0
+_last: list[BenchResult] = []
+
+
+def bench(
+    model: str,
+    *,
+    workload: str | None = None,
+    load: str = "closed:concurrency=4",
+    url: str | None = None,
+    num_requests: int | None = None,
+    max_duration_s: float = 120.0,
+    target: str = "gateway",
+    api_key: str | None = None,
+    tokenizer: str | None = None,
+    num_units: int = 1,
+    usd_per_hour: float | None = None,
+    slo: Slo | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> BenchResult:
+    """Puts one load on a model and returns what came out. Blocks; works inside JupyterLab's running event loop.
+
+    Stopped by Ctrl-C or JupyterLab's stop button it returns what had been measured by then, and its notes say so.
+
+    Args:
+        model: a served name; with `url` the name to send.
+        workload: what is sent, in its short form (docs/users/loads.md); completions of 64 tokens in, 32 out when None.
+        load: when it is sent, in its short form.
+        url: of an endpoint instead of the running stack.
+        num_requests: at most; all that the schedule holds when None, and of users who wait 8 each, 32 at least.
+        max_duration_s: no request is sent after this.
+        target: `gateway` or `engine` of the running stack.
+        api_key: of the endpoint.
+        tokenizer: of the endpoint's model: a folder, `hf:ORG/NAME`, or `none` with prompts of your own.
+        num_units: GPUs behind the endpoint.
+        usd_per_hour: what the endpoint costs, all units together.
+        slo: what counts as a good request; the configuration's when None.
+        on_progress: told of (ended, planned) after each request; prints a line now and then when None.
+
+    Raises:
+        SpecError: a short form or the url cannot be read; the message says what would be right.
+        NotRunning, NotFound, Unavailable, WorkloadError: as `workbench.benchmark.target`.
+    """
+    request = BenchRequest(
+        model=model,
+        load=load,
+        workload=workload,
+        num_requests=num_requests,
+        max_duration_s=max_duration_s,
+        target=TargetKind(target),
+        url=url,
+        api_key=api_key,
+        tokenizer=tokenizer,
+        num_units=num_units,
+        usd_per_hour=usd_per_hour,
+        slo=slo,
+    )
+    kept: list[BenchResult] = []
+    with keeping(kept):
+        run_sync(lambda: _abench(request, on_progress, kept))
+    return kept[0]
+
+
+async def abench(
+    model: str,
+    *,
+    workload: str | None = None,
+    load: str = "closed:concurrency=4",
+    url: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    **more: object,
+) -> BenchResult:
+    """As `bench`, to be awaited. When it is cancelled, what had been measured is `workbench.last_bench()`.
+
+    Args:
+        model: as `bench`, and so are the others.
+        workload: what is sent.
+        load: when it is sent.
+        url: of an endpoint instead of the running stack.
+        on_progress: told of (ended, planned) after each request.
+        more: the other arguments of `bench`.
+
+    Raises:
+        TypeError: an argument that `bench` does not have.
+        SpecError, NotRunning, NotFound, Unavailable, WorkloadError: as `bench`.
+    """
+    if "target" in more:
+        more["target"] = TargetKind(str(more["target"]))
+    request = BenchRequest(model=model, load=load, workload=workload, url=url, **more)  # type: ignore[arg-type]
+    return await _abench(request, on_progress, [])
+
+
+def last_bench() -> BenchResult | None:
+    """The last result of this process, that of an interrupted run too; None when there is none."""
+    return _last[0] if _last else None
+
+
+async def _abench(
+    request: BenchRequest, on_progress: Callable[[int, int], None] | None, kept: list[BenchResult]
+) -> BenchResult:
+    def keep(result: BenchResult) -> None:
+        _last[:] = [result]
+        kept.append(result)
+
+    try:
+        config = connected().config
+    except ConfigError:
+        if request.url is None:
+            raise
+        config = None
+    return await measure(config, request, on_progress=on_progress or _printer(), keep=keep)
+
+
+def _printer() -> Callable[[int, int], None]:
+    printed_s = time.monotonic()
+
+    def on_requests(done: int, total: int) -> None:
+        nonlocal printed_s
+        if time.monotonic() - printed_s >= PROGRESS_EVERY_S:
+            printed_s = time.monotonic()
+            sys.stdout.write(f"{done} of {total} requests\n")
+            sys.stdout.flush()
+
+    return on_requests
