@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench import plots
     from workbench.benchmark.api import abench, bench, compare, last_bench
-    from workbench.client import Connection, client, connect, cost_table, record_run, runs, sweep
+    from workbench.connection import Connection, client, connect, cost_table, record_run, runs, sweep
 
 __all__ = [
     "Connection", "abench", "bench", "client", "compare", "connect", "cost_table", "last_bench", "plots", "record_run",
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
     if name == "plots":
         return importlib.import_module("workbench.plots")
     if name in _FROM_CLIENT:
-        return getattr(importlib.import_module("workbench.client"), name)
+        return getattr(importlib.import_module("workbench.connection"), name)
     if name in _FROM_BENCH:
         return getattr(importlib.import_module("workbench.benchmark.api"), name)
     raise AttributeError(f"module 'workbench' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -26,7 +26,7 @@ from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
 from serving.core.errors import ServingError
-from workbench.client import RUN_MIME
+from workbench.connection import RUN_MIME
 from workbench.notebooks import BadParameter, ReportError, UnknownNotebook, check_parameters, find
 
 __all__ = [

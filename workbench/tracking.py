@@ -28,9 +28,10 @@ from mlflow.exceptions import MlflowException
 
 from serving.control.registry import experiment, is_answer, mlflow_client, mlflow_errors
 from serving.core.errors import NotFound
-from workbench import cost_schema, run_fields
-from workbench.cost_schema import CostTableRow
-from workbench.cost_table import CostTable, MeasuredCell
+from workbench import run_fields
+from workbench.costs import schema
+from workbench.costs.schema import CostTableRow
+from workbench.costs.table import CostTable, MeasuredCell
 from workbench.provenance import git_commit
 from workbench.run_fields import PARENT_RUN, TAG_CELL_KEY, TAG_KIND, TAG_MEASUREMENT, TAG_SWEEP, TAG_VALID
 from workbench.sweeps.cells import CellResult
@@ -177,12 +178,12 @@ class Tracker:
         """Logs the table as a run of `cost-tables`; returns the run's id."""
         models = sorted({row.model for row in table.rows})
         with tempfile.TemporaryDirectory() as scratch:
-            files = cost_schema.write(table.rows, Path(scratch))
+            files = schema.write(table.rows, Path(scratch))
             return self.log_run(
                 COST_TABLES,
                 f"cost table of {', '.join(models) or 'nothing'}",
                 tags={TAG_KIND: "cost-table", "models": ",".join(models)},
-                params={"schema_version": cost_schema.COST_TABLE_SCHEMA, **(params or {})},
+                params={"schema_version": schema.COST_TABLE_SCHEMA, **(params or {})},
                 metrics={"num_rows": len(table.rows), "num_skipped": len(table.skipped)},
                 files={COST_TABLE_FOLDER: files},
             )
@@ -202,8 +203,8 @@ class Tracker:
                         "no cost table yet: measure with `workbench sweep`, then `workbench cost-table build`"
                     )
                 run_id = run.info.run_id
-            name = f"{COST_TABLE_FOLDER}/{cost_schema.JSON_NAME}"
-            return run_id, _artifact(client, run_id, name, Path(scratch), cost_schema.from_json)
+            name = f"{COST_TABLE_FOLDER}/{schema.JSON_NAME}"
+            return run_id, _artifact(client, run_id, name, Path(scratch), schema.from_json)
 
     def log_run(
         self,

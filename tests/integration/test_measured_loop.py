@@ -23,7 +23,7 @@ from serving.store.routing_table import StoreRoutingTable
 from serving.store.server import StoreServer
 from tests.integration.processes import engine_log, fake_engine, free_port, gateway_worker, until
 from tests.measured import PLAN, make_replica, make_vocabulary
-from workbench.cost_table import MeasuredCell, build, publish
+from workbench.costs.table import MeasuredCell, build, publish
 from workbench.sweeps.cells import CellKind
 from workbench.sweeps.holds import StoreHold
 from workbench.sweeps.run import run_sweep

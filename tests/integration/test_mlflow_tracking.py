@@ -17,7 +17,7 @@ from serving.core.state import Task
 from serving.engine.fake import FakeEngine
 from tests.cells import make_cell
 from tests.measured import FAST, PLAN, make_replica, make_vocabulary
-from workbench.cost_table import build
+from workbench.costs.table import build
 from workbench.loadgen import RequestRecord
 from workbench.mlflow_server import is_healthy, mlflow_server
 from workbench.stack.ports import free_port

@@ -15,7 +15,7 @@ from serving.core.state import Task
 from serving.engine.client import EngineClient
 from serving.engine.fake import FakeEngine
 from tests.measured import FAST, PLAN, make_replica, make_vocabulary
-from workbench.cost_table import MeasuredCell, build
+from workbench.costs.table import MeasuredCell, build
 from workbench.loadgen import Vocabulary, read_parquet
 from workbench.sweeps.cells import CellKind, MeasuredReplica, Shape
 from workbench.sweeps.results import ResultsFolder

@@ -151,7 +151,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list
     monkeypatch.setattr(tracking, "experiment", lambda *_: "1")
     monkeypatch.setattr(tracking, "_parent_run", lambda *_: "parent")
     monkeypatch.setattr(tracking, "_log_cell", log_cell)
-    measured = import_module("workbench.cost_table").MeasuredCell
+    measured = import_module("workbench.costs.table").MeasuredCell
     monkeypatch.setattr(tracking.Tracker, "cells", lambda *_, **__: [measured(cell, "run") for cell in cells])
     monkeypatch.setattr(tracking.Tracker, "log_cost_table", lambda *_: "table-run")
     return folder.path.parent, logged

@@ -13,8 +13,8 @@ from serving.core.policies.cost import RowState
 from serving.core.state import Task
 from serving.store.cost_table import PublishedCostTable
 from tests.cells import make_cell
-from workbench import cost_schema
-from workbench.cost_table import CostTable, MeasuredCell, ages, build, publish
+from workbench.costs import schema
+from workbench.costs.table import CostTable, MeasuredCell, ages, build, publish
 from workbench.sweeps.cells import CellKind, CellResult
 
 
@@ -153,30 +153,30 @@ def test_rows_expire_when_told() -> None:
 
 def test_the_table_survives_frame_parquet_and_json(tmp_path: Path) -> None:
     rows = build_from(*whole_sweep(), make_cell(CellKind.EMBED, output=0)).rows
-    parquet, as_json = cost_schema.write(rows, tmp_path)
-    assert cost_schema.from_frame(pd.read_parquet(parquet)) == rows
-    assert cost_schema.from_json(json.loads(as_json.read_text())) == rows
-    assert list(cost_schema.to_frame(rows).columns) == list(cost_schema.COLUMNS)
+    parquet, as_json = schema.write(rows, tmp_path)
+    assert schema.from_frame(pd.read_parquet(parquet)) == rows
+    assert schema.from_json(json.loads(as_json.read_text())) == rows
+    assert list(schema.to_frame(rows).columns) == list(schema.COLUMNS)
 
 
 def test_an_empty_table_has_its_columns() -> None:
     frame = CostTable(()).to_frame()
-    assert list(frame.columns) == list(cost_schema.COLUMNS)
-    assert cost_schema.from_frame(frame) == ()
+    assert list(frame.columns) == list(schema.COLUMNS)
+    assert schema.from_frame(frame) == ()
 
 
 def test_another_schema_is_refused() -> None:
     rows = build_from(*whole_sweep()).rows
-    data = cost_schema.to_json(rows)
+    data = schema.to_json(rows)
     with pytest.raises(ValueError, match="schema 2"):
-        cost_schema.from_json(data | {"schema_version": 2})
+        schema.from_json(data | {"schema_version": 2})
     with pytest.raises(ValueError, match="ttft_p99_s"):
-        cost_schema.from_frame(cost_schema.to_frame(rows).drop(columns="ttft_p99_s"))
+        schema.from_frame(schema.to_frame(rows).drop(columns="ttft_p99_s"))
 
 
 def test_the_router_gets_the_engines_rows() -> None:
     rows = build_from(*whole_sweep()).rows
-    routed = cost_schema.to_cost_rows(rows)
+    routed = schema.to_cost_rows(rows)
     assert [row.concurrency for row in routed] == [1, 4, 8]
     assert routed[0].task is Task.GENERATE
     assert routed[0].expires_at_s == rows[0].expires_at.timestamp()

@@ -19,7 +19,7 @@ from tests.unit.core_examples import NOW_S, a_pool, a_replica, a_row, a_table
 from workbench.cli import status
 from workbench.cli.app import run_app
 from workbench.cli.exits import Exit
-from workbench.due import measurements_due
+from workbench.costs.due import measurements_due
 from workbench.stack.state import ProcessRecord, StackState
 from workbench.wiring import Layout
 

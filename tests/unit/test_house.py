@@ -68,3 +68,11 @@ def test_nothing_is_read_from_outside_the_repository():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "requirements").glob("*.sh")]
     for path in [*modules(*PACKAGES, "tests", "notebooks"), *pages, *tooling]:
         assert sibling not in path.read_text("utf-8"), path
+
+
+def test_no_module_has_the_name_of_a_public_function():
+    """Importing a submodule sets it as its package's attribute and would hide the function."""
+    import workbench
+
+    taken = {entry.stem for entry in (ROOT / "workbench").iterdir() if entry.suffix == ".py" or entry.is_dir()}
+    assert taken & set(workbench.__all__) == {"plots"}, "rename the module; `workbench.plots` is meant as one"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cells import make_cell
-from workbench.cost_table import MeasuredCell, build
+from workbench.costs.table import MeasuredCell, build
 from workbench.sweeps.cells import CellKind
 from workbench.sweeps.pareto import Figure, Goal, Placed, Point, Standing, cost_points, pareto_front, speed_points
 from workbench.sweeps.phase_curves import line, phase_curves

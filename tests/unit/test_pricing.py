@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.pricing import MixedWindow, PricingError, embed_price, split_price
+from workbench.costs.pricing import MixedWindow, PricingError, embed_price, split_price
 
 rates = st.floats(min_value=1e-2, max_value=1e6)
 counts = st.floats(min_value=0, max_value=1e8)

@@ -12,7 +12,7 @@ from serving.core.errors import NotFound, Unavailable
 from serving.core.state import Model, Pool, Replica, ReplicaState, RoutingTable, Task
 from tests.cells import make_cell
 from workbench.config import Slo, load_config
-from workbench.cost_table import DEFAULT_EXPIRES_IN_S
+from workbench.costs.table import DEFAULT_EXPIRES_IN_S
 from workbench.stack.state import PoolFacts, ProcessRecord, StackState
 from workbench.sweeps.cells import CellKind, Shape
 from workbench.sweeps.finished import Sweep

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from workbench.benchmark.result import BenchResult
 from workbench.benchmark.run import BenchRequest, keeping
 from workbench.benchmark.run import abench as measure
-from workbench.client import connected
 from workbench.comparison.compare import Compared, compare
 from workbench.config_layers import ConfigError
+from workbench.connection import connected
 from workbench.loadgen import Slo, TargetKind
 from workbench.sync import run_sync
 

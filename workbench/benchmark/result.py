@@ -133,7 +133,7 @@ class BenchResult:
             NotRunning, RegistryUnavailable, RegistryRefused: MLflow is not there, or said no.
         """
         if tracker is None:
-            from workbench.client import connected
+            from workbench.connection import connected
 
             tracker = connected().tracker
         with tempfile.TemporaryDirectory() as scratch:

@@ -20,7 +20,7 @@ from workbench.cli.exits import CommandFailed, Exit
 from workbench.cli.figures import WEAK_NOTE, cost_figures
 from workbench.cli.status import show_due
 from workbench.config import WorkbenchConfig
-from workbench.due import PUBLISH, measurements_due
+from workbench.costs.due import PUBLISH, measurements_due
 from workbench.wiring import NotRunning, layout, mlflow_uri, store_url
 
 app = typer.Typer(no_args_is_help=True, help="The cost table: what a token costs, as measured.")
@@ -50,12 +50,12 @@ def build(
     tracker = heavy("workbench.tracking").Tracker(mlflow_uri(loaded))
     err.print("reading measured cells from MLflow", highlight=False)
     broken = _log_pending(loaded, tracker)
-    built = heavy("workbench.cost_table").build(
+    built = heavy("workbench.costs.table").build(
         tracker.cells(model, on_broken=broken.append), loaded.hardware, expires_in_s=expires_days * DAY_S
     )
     for cell in built.skipped:
         err.print(f"left out {cell.model} {cell.cell_id}: {cell.reason}", highlight=False, markup=False)
-    expired = [age for age in heavy("workbench.cost_table").ages(built.rows, time.time()) if age.expires_in_s <= 0]
+    expired = [age for age in heavy("workbench.costs.table").ages(built.rows, time.time()) if age.expires_in_s <= 0]
     _warn_of_expired(len(expired), len(built.rows))
     if not built.rows:
         lacks = "" if not broken else "; results cannot be read:\n" + "\n".join(broken)
@@ -139,7 +139,7 @@ def _logged_table(config: WorkbenchConfig, run_id: str | None) -> tuple[str, Seq
 
 
 async def _publish(config: WorkbenchConfig, rows: Sequence[Any], run_id: str) -> None:
-    publish_rows = heavy("workbench.cost_table").publish
+    publish_rows = heavy("workbench.costs.table").publish
     async with AsyncExitStack() as stack:
         client = connect(store_url(config))
         stack.push_async_callback(client.aclose)

@@ -17,7 +17,7 @@ from serving.store.replicas import ReplicaReport, ReplicaReports
 from serving.store.reservations import reservations
 from serving.store.routing_table import StoreRoutingTable
 from workbench.cli.common import table
-from workbench.due import PUBLISH, MeasurementDue, measurements_due
+from workbench.costs.due import PUBLISH, MeasurementDue, measurements_due
 from workbench.stack.state import StackState
 from workbench.wiring import NotRunning
 

@@ -94,7 +94,7 @@ def _cells(measured: Any) -> Sequence[CellResult]:
     if isinstance(measured, BenchResult):
         return [_as_cell(measured)]
     if isinstance(measured, str):
-        from workbench.client import connected
+        from workbench.connection import connected
 
         connection = connected()
         return find_cells(measured, layout(connection.config).results_dir)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from serving.core.state import Task
 from workbench.config import HardwareClass, Slo
-from workbench.cost_table import CostTable, MeasuredCell, build
+from workbench.costs.table import CostTable, MeasuredCell, build
 from workbench.sweeps.cells import CellResult
 from workbench.sweeps.frames import LOAD_KINDS, cells_frame
 from workbench.sweeps.run import SweepResult

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from workbench.cost_schema import CostTableRow
+from workbench.costs.schema import CostTableRow
 from workbench.sweeps.cells import CellKind, CellResult
 
 

@@ -176,7 +176,7 @@ def cost_table(run_id: str | None = None) -> pd.DataFrame:
         NotFound: there is none yet.
         NotRunning, RegistryUnavailable, RegistryRefused: MLflow is not there, or said no.
     """
-    from workbench.cost_schema import to_frame
+    from workbench.costs.schema import to_frame
 
     _, rows = connected().tracker.cost_table(run_id)
     return to_frame(rows)

@@ -3,8 +3,8 @@
     cells (measured) + $/h of hardware classes  ->  rows  ->  data frame, parquet, JSON  ->  router
 
 A mixed cell becomes a row once a prefill-only cell of the same replica and prompt length stands beside it
-(`workbench/pricing.py` splits the price). A cell that is invalid, warm or not yet in MLflow never becomes
-a row; what was left out is returned with the reason. Columns and files: `workbench/cost_schema.py`.
+(`workbench/costs/pricing.py` splits the price). A cell that is invalid, warm or not yet in MLflow never becomes
+a row; what was left out is returned with the reason. Columns and files: `workbench/costs/schema.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pandas as pd
 from serving.core.policies.cost import RowState
 from serving.core.state import Task
 from serving.store.cost_table import PublishedCostTable
-from workbench.cost_schema import COST_TABLE_SCHEMA, CostTableRow, Provenance, to_cost_rows, to_frame
-from workbench.pricing import MixedWindow, PricingError, TokenPrices, embed_price, split_price
+from workbench.costs.pricing import MixedWindow, PricingError, TokenPrices, embed_price, split_price
+from workbench.costs.schema import COST_TABLE_SCHEMA, CostTableRow, Provenance, to_cost_rows, to_frame
 from workbench.sweeps.cells import CellKind, CellResult
 
 DEFAULT_EXPIRES_IN_S = 30 * 86400.0
