@@ -24,6 +24,11 @@ START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 90.0
 
 
+def shared_memory_of(pids: set[int]) -> list[str]:
+    """What processes left in shared memory, by the numbers in the files' names."""
+    return [path.name for path in Path("/dev/shm").iterdir() if any(f"_{pid}_" in path.name for pid in pids)]
+
+
 @dataclass
 class LiveStack:
     """A running `workbench up`."""

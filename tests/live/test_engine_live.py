@@ -25,6 +25,7 @@ from serving.engine.launchers import ReplicaStatus
 from serving.engine.launchers.local import Backoff, LocalLauncher
 from serving.engine.process import ReplicaProcess, ReplicaSpec
 from serving.engine.sse import EventSplitter, payload
+from tests.live.live_stack import shared_memory_of
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -109,10 +110,6 @@ async def smollm2(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sup
     await supervised.launcher.stop()
 
 
-def shared_memory_of(pids: set[int]) -> list[str]:
-    return [path.name for path in Path("/dev/shm").iterdir() if any(f"_{pid}_" in path.name for pid in pids)]
-
-
 async def chat(client: EngineClient, **more: object) -> str:
     body = {"model": "smollm2-135m", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     answer = await client.post_json("/v1/chat/completions", body | {"max_tokens": 16} | more, timeout_s=60)
@@ -171,7 +168,8 @@ async def test_the_first_request_for_logprobs_does_not_wait_for_a_compiler(smoll
         await client.post_json("/v1/completions", body, timeout_s=3)
 
 
-@pytest.mark.parametrize("victim", ["leader", pytest.param("engine core", marks=pytest.mark.long)])
+@pytest.mark.long  # the short form kills an engine of the whole stack
+@pytest.mark.parametrize("victim", ["leader", "engine core"])
 async def test_a_killed_engine_is_seen_and_answers_again(smollm2: Supervised, victim: str) -> None:
     before = await smollm2.ready()
     assert before.pid is not None

@@ -14,12 +14,13 @@ import pytest
 
 from serving.clock import SystemClock
 from serving.core.state import ReplicaSnapshot
+from serving.engine import process_group
 from serving.engine.client import EngineClient, EngineResponse
 from serving.engine.flags import engine_build
 from serving.engine.scrape import scrape
 from serving.engine.sse import EventSplitter, payload
 from tests.integration.processes import fetch, until
-from tests.live.live_stack import MINILM, LiveStack
+from tests.live.live_stack import MINILM, LiveStack, shared_memory_of
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -180,6 +181,7 @@ async def test_a_client_that_leaves_stops_the_engine(stack: LiveStack) -> None:
 async def test_a_killed_engine_is_seen_reported_and_answers_again(stack: LiveStack) -> None:
     (before,) = [record for record in stack.state.processes if record.name.startswith("smollm2-135m")]
     body = orjson.dumps(completion("smollm2-135m", "The capital of France is"))
+    group = process_group.pids_of(before.pid)
     os.kill(before.pid, signal.SIGKILL)
     killed_s = time.monotonic()
 
@@ -205,3 +207,4 @@ async def test_a_killed_engine_is_seen_reported_and_answers_again(stack: LiveSta
     print(f"503 after {seen_s:.2f} s, answered again {time.monotonic() - killed_s:.1f} s after kill -9")
     (after,) = [record for record in stack.state.processes if record.name == before.name]
     assert after.pid != before.pid
+    assert process_group.pids_of(before.pid) == set() and shared_memory_of(group) == []
