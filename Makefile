@@ -13,7 +13,7 @@ STAMP := $(VENV)/.ready-$(EXTRA)
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup up down test test-live check format lock clean
+.PHONY: help setup up down test test-live figures check format lock clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ test: check  ## The checks and every layer of tests, the live one in its short f
 
 test-live: setup  ## The live layer in its long form
 	$(BIN)/pytest tests/live $(ARGS)
+
+figures: setup  ## Measure both models again and rewrite the README's table (about ten minutes, an idle machine)
+	$(BIN)/python -m benchmarks.readme_figures
 
 check: setup  ## Format, lint, types, import rule, house rules, docs
 	$(BIN)/ruff format --check .

@@ -7,6 +7,9 @@
     workbench.bench("smollm2-135m", load="poisson:rate=2", workload="chat:prompt=64,output=32")
                                              one load on the stack or, with url=, on any endpoint; shows itself
     workbench.compare(a, b)                  is b better than a? sweeps, or lists of benchmarks run in turns
+    workbench.slo_search("smollm2-135m")     the highest load that keeps the SLO
+    workbench.tune("smollm2-135m", {"block_size": [32, 64]})
+                                             the engine's fields with the most goodput
     workbench.runs("smollm2-135m")           earlier sweeps, as a frame
     workbench.cost_table()                   the newest cost table, as a frame
     workbench.client()                       an openai.OpenAI client of the gateway
@@ -25,13 +28,15 @@ if TYPE_CHECKING:
     from workbench import plots
     from workbench.benchmark.api import abench, bench, compare, last_bench
     from workbench.connection import Connection, client, connect, cost_table, record_run, runs, sweep
+    from workbench.searches import slo_search, tune
 
 __all__ = [
     "Connection", "abench", "bench", "client", "compare", "connect", "cost_table", "last_bench", "plots", "record_run",
-    "runs", "sweep",
+    "runs", "slo_search", "sweep", "tune",
 ]  # fmt: skip
 
 _FROM_BENCH = frozenset({"abench", "bench", "compare", "last_bench"})
+_FROM_SEARCHES = frozenset({"slo_search", "tune"})
 _FROM_CLIENT = frozenset({"Connection", "client", "connect", "cost_table", "record_run", "runs", "sweep"})
 
 
@@ -42,6 +47,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("workbench.connection"), name)
     if name in _FROM_BENCH:
         return getattr(importlib.import_module("workbench.benchmark.api"), name)
+    if name in _FROM_SEARCHES:
+        return getattr(importlib.import_module("workbench.searches"), name)
     raise AttributeError(f"module 'workbench' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 

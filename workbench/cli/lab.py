@@ -10,7 +10,7 @@ import sys
 from workbench.cli.common import emit, err
 from workbench.cli.exits import CommandFailed, Exit
 from workbench.config import WorkbenchConfig
-from workbench.stack.parts import LAB_HOST, jupyter_lab
+from workbench.stack.lab import LAB_HOST, jupyter_lab, lab_url, proxied
 from workbench.stack.ports import check_port
 from workbench.wiring import layout
 
@@ -33,8 +33,8 @@ async def run_lab(config: WorkbenchConfig, token: str, as_json: bool) -> None:
     try:
         with err.status("waiting for JupyterLab to answer"):
             await service.start()
-        url = f"http://{LAB_HOST}:{config.lab.port}/lab?token={token}"
-        emit({"url": url}, as_json, lambda: sys.stdout.write(url + "\n"))
+        url = lab_url(config, token, config.file.parent)
+        emit({"url": url, "proxied": sorted(proxied(config))}, as_json, lambda: sys.stdout.write(url + "\n"))
         sys.stdout.flush()
         await stop.wait()
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Annotated, Any
 
@@ -25,7 +24,7 @@ from workbench.cli.common import (
 )
 from workbench.cli.exits import CommandFailed, Exit
 from workbench.config import PoolConfig, WorkbenchConfig
-from workbench.wiring import layout, running_stack
+from workbench.wiring import running_stack
 
 CODES = (Exit.OK, Exit.FAILED, Exit.USAGE, Exit.MISSING, Exit.CONFLICT)
 
@@ -61,28 +60,25 @@ def tune(
 ) -> None:
     """Tries engine configurations, each on an engine of its own, and keeps the better ones for longer cells."""
     loaded = settings(config)
-    tuning, runner = heavy("workbench.tuning.halving"), heavy("workbench.tuning.run")
-    base = _pool(loaded, model, pool)
+    on_pool, halving = heavy("workbench.tuning.on_pool"), heavy("workbench.tuning.halving")
+    shape = heavy("workbench.sweeps.cells").Shape(prompt_tokens, output_tokens)
     try:
-        plan = tuning.TuningPlan(tuning.grid(_choices(vary), _in_use(loaded, base)), requests, eta, rungs)
-    except ValueError as error:
+        tuning = on_pool.tuning_of(
+            loaded, model, _choices(vary), pool_id=pool, shape=shape, concurrency=concurrency, num_requests=requests,
+            eta=eta, num_rungs=rungs,
+        )  # fmt: skip
+    except (on_pool.CannotTune, ValueError) as error:
         raise CommandFailed(str(error), Exit.USAGE) from None
     if dry_run:
-        names = [tuning.describe(flags) for flags in plan.configurations]
-        data = {"configurations": names, "max_cells": plan.max_cells}
-        emit(data, as_json, lambda: out.print("\n".join([*names, f"about {plan.max_cells} cells"]), highlight=False))
+        names = [halving.describe(flags) for flags in tuning.plan.configurations]
+        data = {"configurations": names, "max_cells": tuning.plan.max_cells}
+        emit(data, as_json, lambda: out.print("\n".join([*names, f"about {data['max_cells']} cells"]), highlight=False))
         return
-    refuse_company(loaded, base)
-    slo = loaded.slo.of(base.hardware)
-    shape = heavy("workbench.sweeps.cells").Shape(prompt_tokens, output_tokens)
-    load = runner.TuningLoad(shape, concurrency, heavy("workbench.loadgen").Slo(slo.ttft_p99_s, slo.tpot_p99_s))
-    where = layout(loaded)
-    folder = where.results_dir / f"tune-{_digest(base, plan, load)}"
-    bench = runner.EngineBench(base, loaded.models[model], where, load, _say)
-    found = run(runner.tune(plan, bench, folder, _tell))
+    refuse_company(loaded, tuning.pool)
+    found = run(on_pool.run_tuning(loaded, tuning, on_change=_say, on_trial=_tell))
     data = {
         "reason": found.reason,
-        "folder": str(folder),
+        "folder": str(tuning.folder),
         "best": None if found.best is None else dict(found.best.flags),
     }
     data["ties"] = [dict(trial.flags) for trial in found.ties]
@@ -91,39 +87,15 @@ def tune(
         raise CommandFailed(found.reason)
 
 
-def _pool(config: WorkbenchConfig, model: str, pool_id: str | None) -> PoolConfig:
-    pools = [pool for pool in config.pools if pool.model == model and pool_id in (None, pool.pool_id)]
-    if not pools:
-        raise CommandFailed(f"no pool {pool_id or ''} of model {model!r} in workbench.yaml", Exit.USAGE)
-    if pools[0].launcher.value == "attach":
-        raise CommandFailed(f"pool {pools[0].pool_id} is attached: its engine is not ours to start", Exit.USAGE)
-    return pools[0]
-
-
 def refuse_company(config: WorkbenchConfig, pool: PoolConfig) -> None:
     """An engine under test shares neither cores nor device with one that serves.
 
     Raises:
         CommandFailed: a pool of the running stack is in its way.
     """
-    state = running_stack(config)
-    wanted = set(pool.cores[0]) if pool.cores else set()
-    for pool_id, facts in ({} if state is None else state.pools).items():
-        taken = {core for cores in facts.cores.values() for core in cores}
-        if pool_id == pool.pool_id or wanted & taken:
-            raise CommandFailed(
-                f"pool {pool_id} runs where the engines of {pool.pool_id} would be tried: end it first with "
-                f"`workbench pool stop {pool_id}`",
-                Exit.CONFLICT,
-            )
-
-
-def _in_use(config: WorkbenchConfig, pool: PoolConfig) -> dict[str, Any]:
-    """The flags that the pool runs with."""
-    if pool.launcher.value == "fake":
-        return dict(heavy("serving.engine.fake").FakeSettings(model=pool.model, **pool.engine).model_dump(mode="json"))
-    flags = heavy("workbench.stack.replicas").engine_flags(pool, config.models[pool.model])
-    return dict(flags.model_dump(mode="json"))
+    trouble = heavy("workbench.tuning.on_pool").company(pool, running_stack(config))
+    if trouble is not None:
+        raise CommandFailed(trouble, Exit.CONFLICT)
 
 
 def _choices(vary: list[str]) -> dict[str, list[Any]]:
@@ -142,11 +114,6 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _digest(pool: PoolConfig, plan: Any, load: Any) -> str:
-    text = f"{pool.model_dump_json()}{plan}{load}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _say(part: str, what: str) -> None:

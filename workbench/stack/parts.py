@@ -1,4 +1,4 @@
-"""The stack's own servers as child processes: gateway workers, control plane, JupyterLab."""
+"""The stack's own servers as child processes: gateway workers and the control plane."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from workbench.config import WorkbenchConfig
 from workbench.stack.service import Service
 from workbench.stack.slots import Slot
 from workbench.wiring import Layout
-
-LAB_HOST = "127.0.0.1"
 
 
 def url_host(host: str) -> str:
@@ -79,22 +77,6 @@ def control_plane(config: WorkbenchConfig, layout: Layout, store_url: str, mlflo
         layout.log_dir / "control.log",
         ready=_at_once,
         env=env,
-    )
-
-
-def jupyter_lab(config: WorkbenchConfig, layout: Layout, token: str, notebook_dir: Path) -> Service:
-    """JupyterLab on loopback behind a token, which is handed over in the environment and never on a command line."""
-    command = [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
-        *(f"--ServerApp.ip={LAB_HOST}", f"--ServerApp.port={config.lab.port}", "--ServerApp.port_retries=0"),
-        f"--ServerApp.root_dir={notebook_dir}",
-    ]
-    return Service(
-        "lab",
-        command,
-        layout.log_dir / "lab.log",
-        ready=answers(f"http://{LAB_HOST}:{config.lab.port}", "/api"),
-        env={"JUPYTER_TOKEN": token},
     )
 
 

@@ -27,8 +27,9 @@ from serving.store.server import LOG_NAME, StoreServer
 from workbench.config import PoolConfig, StartPolicy, WorkbenchConfig
 from workbench.mlflow_server import mlflow_server
 from workbench.stack import wanted
+from workbench.stack.lab import jupyter_lab, lab_url
 from workbench.stack.lock import AlreadyRunning, StackLock
-from workbench.stack.parts import control_plane, gateway_workers, jupyter_lab, url_host
+from workbench.stack.parts import control_plane, gateway_workers, url_host
 from workbench.stack.pools import PoolRunner
 from workbench.stack.ports import check_port
 from workbench.stack.restarts import Restarts
@@ -143,7 +144,7 @@ class Stack:
         """Starts JupyterLab beside the stack; its URL with the token."""
         check_port("127.0.0.1", self.config.lab.port, "lab.port")
         await self._start_service(jupyter_lab(self.config, self.layout, token, notebook_dir))
-        self.urls["lab"] = f"http://127.0.0.1:{self.config.lab.port}/lab?token={token}"
+        self.urls["lab"] = lab_url(self.config, token, notebook_dir)
         self._save()
         return self.urls["lab"]
 
