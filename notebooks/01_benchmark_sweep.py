@@ -33,7 +33,10 @@ max_age_s: float | None = None  # finished cells older than this are measured ag
 
 # %%
 import workbench
-from workbench import plots
+from workbench import plots, run_plots
+from workbench.measurement.findings import find
+from workbench.sweeps.pareto import Goal, pareto_front, speed_points
+from workbench.sweeps.phase_curves import phase_curves
 
 workbench.connect()
 
@@ -74,13 +77,52 @@ plots.throughput(sweep.cells)
 plots.latency(sweep.cells, slo_ttft_p99_s=sweep.slo.ttft_p99_s, slo_tpot_p99_s=sweep.slo.tpot_p99_s)
 
 # %% [markdown]
+# ## What is worth choosing
+# More users bring more tokens a second of the machine and fewer to each of them. On the front nothing measured is
+# better in both; `perhaps` means that only the values say so and the intervals overlap.
+
+# %%
+placed = pareto_front(speed_points(sweep.result.cells), Goal.MORE, Goal.MORE)
+run_plots.pareto(placed, x_title="Tokens/s of a GPU or core", y_title="Tokens/s of a user") if placed else "embeddings"
+
+# %% [markdown]
+# ## How latencies spread
+# A share of requests had at most that time to its first token. Steps are waves: in a closed loop users whose prompts
+# are prefilled together wait together.
+
+# %%
+records = sweep.records()
+run_plots.shares_by_cell(records, "e2e_s" if sweep.result.cells[0].task == "embed" else "ttft_s")
+
+# %% [markdown]
+# ## The run over time
+# The cell with the most in flight. Shaded is the steady part; dotted lines are changes of level that chance does not
+# make.
+
+# %%
+busiest = max(records, key=lambda name: int(name.rpartition("-c")[2]))
+run_plots.timeline(find(records[busiest], is_closed=True))
+
+# %% [markdown]
+# ## Prefill and decode apart
+# Where seconds go: a prompt's by its length, a decode step's by how many streams share it.
+
+# %%
+curves = phase_curves(sweep.result.cells)
+run_plots.phases(curves) if curves.prefill or curves.decode else "embeddings have neither phase alone"
+
+# %% [markdown]
 # ## Cost
 # The price of an hour of this hardware (`workbench.yaml`, with source and date) over the tokens it gave: input by the
 # prefill-only rate, output by the decode rate, scaled so that a cell's own requests pay exactly for its time. Routing
 # reads the published table, not this figure: `workbench cost-table build --publish`.
 
 # %%
-plots.cost(sweep.cost_table())
+costs = sweep.cost_table()
+plots.cost(costs)
+
+# %%
+plots.cost_heatmap(costs, "input" if sweep.result.cells[0].task == "embed" else "output")
 
 # %% [markdown]
 # ## Conclusion

@@ -11,6 +11,7 @@ import pandas as pd
 from serving.core.state import Task
 from workbench.config import HardwareClass, Slo
 from workbench.costs.table import CostTable, MeasuredCell, build
+from workbench.loadgen.records import RequestRecord, read_parquet
 from workbench.sweeps.cells import CellResult
 from workbench.sweeps.frames import LOAD_KINDS, cells_frame
 from workbench.sweeps.run import SweepResult
@@ -57,6 +58,11 @@ class Sweep:
             ValueError: no cell gives a price; the message says why, cell by cell.
         """
         return self._priced().to_frame()
+
+    def records(self) -> dict[str, list[RequestRecord]]:
+        """The requests of each cell under load that counts, by the cell's name; from disk."""
+        cells = [c for c in self.result.cells if c.spec.kind in LOAD_KINDS and c.invalid is None and c.records_file]
+        return {c.spec.cell_id: read_parquet(self.result.folder / str(c.records_file)) for c in cells}
 
     def conclusion(self) -> str:
         """The answer in words: the most tokens a second, what the SLO allows, what it costs, what does not count."""

@@ -30,7 +30,7 @@ from workbench.measurement.measure import CellMeter, ReplicaBusy, ReplicaLost
 from workbench.stack.replicas import Engine, prepare
 from workbench.sweeps.cells import CellKind, CellResult, CellSpec, MeasuredReplica, Shape
 from workbench.sweeps.run import client_on_other_cores
-from workbench.tuning.halving import Trial, Try, Tuned, TuningPlan, flags_from_json, next_step
+from workbench.tuning.halving import Flags, Trial, Try, Tuned, TuningPlan, flags_from_json, next_step
 from workbench.wiring import Layout
 
 TUNING_FILE = "tuning.json"
@@ -92,20 +92,25 @@ class EngineBench:
     async def __call__(self, wanted: Try) -> Trial:
         """The trial; an engine that does not start or cannot be measured is a failure, not the end."""
         try:
-            async with self._engine(wanted) as (replica, vocabulary):
+            async with self.engine(wanted.flags) as (replica, vocabulary):
                 cell = await self._cell(replica, vocabulary, wanted.num_requests)
         except (ServingError, ValidationError, ReplicaBusy, ReplicaLost, ValueError) as error:
             return Trial(wanted.flags, wanted.rung, None, failure=str(error))
         return trial_of(wanted, cell)
 
     @asynccontextmanager
-    async def _engine(self, wanted: Try) -> AsyncIterator[tuple[MeasuredReplica, Vocabulary]]:
-        """The configuration's engine, ended when the context closes."""
+    async def engine(self, flags: Flags) -> AsyncIterator[tuple[MeasuredReplica, Vocabulary]]:
+        """An engine of the pool with these flags over its own, ended when the context closes.
+
+        Raises:
+            ServingError, ValidationError: it does not start, or there is no such flag.
+            ValueError: its tokenizer or its address is not known.
+        """
         settings = self.pool.model_dump(exclude={"id", "replicas", "cores", "engine"}) | {
             "id": f"tune-{self.pool.pool_id}",
             "replicas": 1,
             "cores": None if self.pool.cores is None else self.pool.cores[:1],
-            "engine": {**self.pool.engine, **dict(wanted.flags)},
+            "engine": {**self.pool.engine, **dict(flags)},
         }
         pool = PoolConfig.model_validate(settings)
         engine = await prepare(pool, self.model, self.where, self.on_change)
