@@ -48,6 +48,7 @@ def vocabulary(tmp_path_factory):
 
 async def load(engine, prompts, arrival, *, num_requests=100, max_duration_s=20.0, kind=TargetKind.ENGINE, **options):
     target = Target(engine.url, "fake-model", kind=kind)
+    options.setdefault("calibrates", False)
     return await run_load(target, prompts, arrival, num_requests=num_requests, max_duration_s=max_duration_s, **options)
 
 

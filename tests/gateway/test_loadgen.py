@@ -35,6 +35,7 @@ async def engine():
 async def load(engine, arrival=None, *, chat=False, num_requests=8, max_duration_s=20.0, target=None, **options):
     target = target or Target(engine.url, "fake-model")
     options.setdefault("cache_salt", "cell")
+    options.setdefault("calibrates", False)
     arrival = arrival or ClosedLoop(4)
     return await run_load(
         target, prompts(chat=chat), arrival, num_requests=num_requests, max_duration_s=max_duration_s, **options
@@ -180,7 +181,7 @@ async def test_embeddings():
     async with FakeEngine(FakeSettings(ttft_ms=2.0)) as fake:
         target = Target(fake.url, "fake-model", task=Task.EMBED)
         made = (Prompt(12, 0, token_ids=tuple(range(n, n + 12))) for n in range(100))
-        result = await run_load(target, made, ClosedLoop(2), num_requests=12, max_duration_s=20)
+        result = await run_load(target, made, ClosedLoop(2), num_requests=12, max_duration_s=20, calibrates=False)
         summary = summarize(result.records, slo=LOOSE, num_units=1, num_warm_up=2, client_error=result.client_error)
         assert all(record.ok for record in result.records)
         assert {record.usage_prompt_tokens for record in result.records} == {12}

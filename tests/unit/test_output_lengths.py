@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from serving.core.state import Task
-from workbench.loadgen import ClosedLoop, Constant, FailureKind, Prompt, RequestRecord, Target, TargetKind
+from workbench.loadgen import FailureKind, Prompt, RequestRecord, Target, TargetKind
 from workbench.loadgen.client_error import client_error
 from workbench.loadgen.output_lengths import output_frac, output_note, repeats_note
 
@@ -57,15 +57,15 @@ def late(lag_s: float, **changes: object) -> list[RequestRecord]:
 
 def test_an_open_loop_is_held_to_its_schedule_whether_or_not_an_answer_came():
     for status in (200, None):
-        found = client_error(late(0.2, http_status=status), Constant(1.0), [0.001], True, 0)
+        found = client_error(late(0.2, http_status=status), None, [0.001], True, 0)
         assert "fell behind" in found.invalid
         assert found.send_lag_p99_s == pytest.approx(0.2)
-    assert client_error(late(0.01, http_status=200), Constant(1.0), [], True, 0).invalid is None
-    assert "3 requests came due" in client_error(late(0.0), Constant(1.0), [], True, 3).invalid
+    assert client_error(late(0.01, http_status=200), None, [], True, 0).invalid is None
+    assert "3 requests came due" in client_error(late(0.0), None, [], True, 3).invalid
 
 
 def test_a_closed_loops_first_wave_opens_connections_and_does_not_count():
     first = late(0.2, http_status=200)
     rest = late(0.001, http_status=200) * 5
-    assert client_error([*first, *rest], ClosedLoop(2), [0.001], True, 0).invalid is None
-    assert "too slow" in client_error(rest, ClosedLoop(2), [0.1], True, 0).invalid
+    assert client_error([*first, *rest], 2, [0.001], True, 0).invalid is None
+    assert "too slow" in client_error(rest, 2, [0.1], True, 0).invalid

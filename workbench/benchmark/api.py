@@ -35,6 +35,7 @@ def bench(
     num_units: int = 1,
     usd_per_hour: float | None = None,
     slo: Slo | None = None,
+    client_processes: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> BenchResult:
     """Puts one load on a model and returns what came out. Blocks; works inside JupyterLab's running event loop.
@@ -54,6 +55,7 @@ def bench(
         num_units: GPUs behind the endpoint.
         usd_per_hour: what the endpoint costs, all units together.
         slo: what counts as a good request; the configuration's when None.
+        client_processes: that share the load; one, or more where load and cores ask for it, when None.
         on_progress: told of (ended, planned) after each request; prints a line now and then when None.
 
     Raises:
@@ -73,6 +75,7 @@ def bench(
         num_units=num_units,
         usd_per_hour=usd_per_hour,
         slo=slo,
+        client_processes=client_processes,
     )
     kept: list[BenchResult] = []
     with keeping(kept):

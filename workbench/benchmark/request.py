@@ -37,6 +37,7 @@ class BenchRequest:
         target: gateway or engine of the running stack.
         url, api_key, tokenizer, takes_extras, num_units, usd_per_hour: of an endpoint; see `bench_target.at_url`.
         slo: what counts as good, instead of the configuration's.
+        client_processes: that share the load; what it takes when None.
     """
 
     model: str
@@ -54,6 +55,7 @@ class BenchRequest:
     num_units: int = 1
     usd_per_hour: float | None = None
     slo: Slo | None = None
+    client_processes: int | None = None
 
     def arrival(self) -> Arrival:
         """When requests are sent. Raises SpecError."""

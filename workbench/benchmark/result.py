@@ -29,7 +29,7 @@ SHOWN_METRICS = (
     *("output_tokens_per_s_per_user/p50", "ttft_s/p50", "ttft_s/p99", "ttfc_s/p50", "itl_s/p50", "itl_s/p99"),
     *("tpot_s/p50", "tpot_s/p99", "e2e_s/p50", "e2e_s/p99", "service_ttft_s/p99", "cached_prompt_frac"),
     *("joules_per_output_token", "joules_per_token", "usd_per_million_tokens"),
-    *("failed_frac", "send_lag_s/p99", "client_error_frac", "queue_growth_rps"),
+    *("failed_frac", "send_lag_s/p99", "client_stamp_error_s/p99", "client_error_frac", "queue_growth_rps"),
 )
 USD_PER_MILLION = 1e6 / 3600.0
 RUN_KIND = "bench"

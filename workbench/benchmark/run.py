@@ -137,6 +137,7 @@ async def _measure(
                 run_id=run_id,
                 on_progress=on_progress,
                 stop=stop,
+                client_processes=request.client_processes,
             )
             used = place.meter.stop()
     counted = await window.close(load.records, place.target.task)

@@ -11,6 +11,7 @@ import typer
 
 from workbench.cli.bench_options import (
     ApiKeyEnvOption,
+    ClientProcessesOption,
     ConcurrencyOption,
     ExtrasOption,
     LoadOption,
@@ -86,6 +87,7 @@ def bench(
     ttft_s: TtftOption = None,
     tpot_s: TpotOption = None,
     target: TargetOption = "gateway",
+    client_processes: ClientProcessesOption = None,
     log: LogOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -112,6 +114,7 @@ def bench(
             num_units=units,
             usd_per_hour=usd_per_hour,
             slo=_slo(loaded, ttft_s, tpot_s),
+            client_processes=client_processes,
         )
     except ValueError as error:
         raise CommandFailed(str(error), Exit.USAGE) from None

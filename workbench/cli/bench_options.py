@@ -62,4 +62,8 @@ SecondsOption = Annotated[
 TtftOption = Annotated[float | None, _seconds("TTFT of a good request; the configuration's SLO when left out.")]
 TpotOption = Annotated[float | None, _seconds("TPOT of a good request; the same.")]
 TargetOption = Annotated[str, typer.Option(help="`gateway`, or `engine` for a replica itself.")]
+ClientProcessesOption = Annotated[
+    int | None,
+    typer.Option(help="Processes that share the load; one, or more where load and cores ask for it.", min=1, max=64),
+]
 LogOption = Annotated[bool, typer.Option("--log", help="Log the run and its records to MLflow.")]

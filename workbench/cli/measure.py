@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.bench import requests_printer
+from workbench.cli.bench_options import ClientProcessesOption
 from workbench.cli.common import (
     MAX_CONCURRENCY,
     MAX_TOKENS,
@@ -68,6 +69,7 @@ def sweep(
     budget_usd: BudgetUsdOption = None,
     stop_at_saturation: SaturationOption = True,
     parallel: ParallelOption = False,
+    client_processes: ClientProcessesOption = None,
     dry_run: DryRunOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -87,6 +89,7 @@ def sweep(
                 max_s=None if budget_minutes is None else budget_minutes * 60,
                 max_usd=budget_usd,
                 stops_at_saturation=stop_at_saturation,
+                client_processes=client_processes,
             )
             for model in models
         ]

@@ -102,6 +102,10 @@ def summarize(
     known = {"failed_frac": num_failed / len(ordered)} if ordered else {}
     if client_error is not None:
         known["send_lag_s/p99"] = client_error.send_lag_p99_s
+        known["client_loop_lag_s/p99"] = client_error.loop_lag_p99_s
+        known["client_stamp_error_s/p99"] = client_error.stamp_error_p99_s
+        known["client_cpu_frac"] = client_error.cpu_frac
+        known["client_processes"] = float(client_error.num_processes)
     counts = Summary(
         metrics=known,
         intervals={},
@@ -204,7 +208,7 @@ def _add_latencies(figures: _Figures, served: Sequence[RequestRecord], client_er
     figures.add_user_speed([1.0 / record.tpot_s for record in served if record.tpot_s])
     if client_error is not None:
         shortest = "ttft_s/p50" if "ttft_s/p50" in figures.metrics else "e2e_s/p50"
-        figures.add("client_error_frac", client_error.loop_lag_p99_s / figures.metrics[shortest], None)
+        figures.add("client_error_frac", client_error.stamp_lag_s / figures.metrics[shortest], None)
 
 
 def _add_shares(figures: _Figures, measured: Sequence[RequestRecord], slo: Slo) -> None:

@@ -97,4 +97,4 @@ def client_error_frac(load: LoadResult, summary: Summary) -> float:
     median_s = summary.metrics.get("ttft_s/p50", summary.metrics.get("e2e_s/p50"))
     if not median_s:
         return 0.0
-    return (load.client_error.send_lag_p99_s + load.client_error.loop_lag_p99_s) / median_s
+    return (load.client_error.send_lag_p99_s + load.client_error.stamp_lag_s) / median_s

@@ -48,6 +48,7 @@ class SweepRequest:
         max_age_s: finished cells older than this are measured again, 0 measures all; `KEEP_CELLS_S` when None.
         max_s, max_usd: what this run may take at most; the rest waits for the next.
         stops_at_saturation: skip higher concurrencies once more users bring no tokens and the SLO is broken.
+        client_processes: that share each cell's load; what it takes when None.
     """
 
     model: str
@@ -59,6 +60,7 @@ class SweepRequest:
     max_s: float | None = None
     max_usd: float | None = None
     stops_at_saturation: bool = True
+    client_processes: int | None = None
 
 
 async def sweep_on_stack(
@@ -84,6 +86,7 @@ async def sweep_on_stack(
             hold=StoreHold(found.store, found.tables, found.replica, owner=owner, clock=SystemClock()),
             max_age_s=_max_age_s(request),
             limits=limits_of(config, request, found.pool),
+            client_processes=request.client_processes,
             on_progress=on_progress,
         )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,6 +145,7 @@ async def run_sweep(
     hold: ReplicaHold | None = None,
     max_age_s: float | None = None,
     limits: SweepLimits | None = None,
+    client_processes: int | None = None,
     on_progress: OnProgress = lambda progress: None,
     clock: Clock | None = None,
 ) -> SweepResult:
@@ -158,6 +160,7 @@ async def run_sweep(
         hold: keeps others off the replica.
         max_age_s: a finished cell older than this is measured again; 0 measures all again, None none.
         limits: time, money and saturation, after which cells are skipped; None measures all.
+        client_processes: that share each cell's load; what it takes when None.
         on_progress: told of every step.
         clock: time; the system's when None.
 
@@ -181,7 +184,8 @@ async def run_sweep(
         async def probe() -> ReplicaSnapshot:
             return await scrape(client, replica.replica_id, clock)
 
-        meter = CellMeter(digest, replica, plan.slo, vocabulary, run_load, probe, clock)
+        load = partial(run_load, client_processes=client_processes)
+        meter = CellMeter(digest, replica, plan.slo, vocabulary, load, probe, clock)
         with client_on_other_cores(replica.cores):
             await sweep.run(meter, hold or NoHold())
     return sweep.result()
