@@ -28,10 +28,11 @@ from papermill.exceptions import PapermillExecutionError
 from serving.core.errors import ServingError
 from workbench.connection import RUN_MIME
 from workbench.notebooks import BadParameter, ReportError, UnknownNotebook, check_parameters, find
+from workbench.static_page import NotDrawn, make_static
 
 __all__ = [
-    "ArtifactSink", "BadParameter", "NotebookFailed", "Report", "ReportError", "ReportNotLogged", "UnknownNotebook",
-    "recorded_run", "run_report",
+    "ArtifactSink", "BadParameter", "NotebookFailed", "PageNotDrawn", "Report", "ReportError", "ReportNotLogged",
+    "UnknownNotebook", "recorded_run", "run_report",
 ]  # fmt: skip
 
 CONFIG_VARIABLE = "WORKBENCH_CONFIG"
@@ -55,6 +56,10 @@ class ReportNotLogged(ReportError):
     def __init__(self, message: str, report: Report) -> None:
         super().__init__(message)
         self.report = report
+
+
+class PageNotDrawn(ReportError):
+    """The report is made, but no browser drew its figures as images."""
 
 
 class ArtifactSink(Protocol):
@@ -84,6 +89,7 @@ def run_report(
     artifacts: ArtifactSink | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
     cell_timeout_s: int = 4 * 3600,
+    is_static: bool = False,
 ) -> Report:
     """Executes a notebook with parameters and keeps what comes out.
 
@@ -96,10 +102,12 @@ def run_report(
         artifacts: receives the files when the notebook recorded an MLflow run.
         on_progress: called with each line that the notebook prints.
         cell_timeout_s: bound on each cell.
+        is_static: figures as images, in a page a tenth as large; a browser draws them.
 
     Raises:
         UnknownNotebook, BadParameter: nothing was run.
         NotebookFailed: a cell raised.
+        PageNotDrawn: there is no browser for a static page; the page is there with its scripts.
         ReportNotLogged: both files are made, and MLflow did not take them.
     """
     source = find(name, notebooks_dir)
@@ -112,6 +120,8 @@ def run_report(
     executed = nbformat.read(target, as_version=4)
     html = target.with_suffix(".html")
     html.write_text(_to_html(executed, name), encoding="utf-8")
+    if is_static:
+        _draw(html)
     run_id = recorded_run(executed)
     report = Report(target, html, run_id)
     if run_id is not None and artifacts is not None:
@@ -120,6 +130,13 @@ def run_report(
         except ServingError as error:
             raise ReportNotLogged(f"{target} and {html.name} are made, but not in MLflow: {error}", report) from error
     return report
+
+
+def _draw(html: Path) -> None:
+    try:
+        make_static(html)
+    except NotDrawn as error:
+        raise PageNotDrawn(f"{html} is made with its scripts: {error}") from None
 
 
 def recorded_run(executed: nbformat.NotebookNode) -> str | None:

@@ -50,6 +50,7 @@ LEFT_OUT = {
     "workbench sweep smollm2-135m --budget-usd 0.05 --measure-all --no-resume": "measures all again",
     "workbench slo-search": "minutes by design; test_sweep_commands.py runs one",
     "workbench tune": "starts engines of its own, for minutes; test_tuning_run.py does it on fakes",
+    "workbench report run 04_trace_replay -p num_requests 60 --static": "needs a browser",
     "workbench report run 01_benchmark_sweep -p model smollm2-135m": "a quarter of a minute; another model's is run",
 }
 # The same command, cheaper or on what a stack of fakes has.

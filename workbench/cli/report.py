@@ -32,6 +32,7 @@ def list_reports(config: ConfigOption = None, as_json: JsonOption = False) -> No
     epilog=epilog(
         "workbench report run 01_benchmark_sweep -p model smollm2-135m",
         "workbench report run 01_benchmark_sweep -p model gemma3-270m --out /tmp/reports --json",
+        "workbench report run 04_trace_replay -p num_requests 60 --static",
         codes=(Exit.OK, Exit.FAILED, Exit.USAGE, Exit.MISSING),
     ),
 )
@@ -43,6 +44,9 @@ def run_one(
         typer.Option("--parameter", "-p", metavar="NAME VALUE", help="A parameter of the notebook; may be repeated."),
     ] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the results; else reports/.")] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="Figures as images in a small page without scripts; needs Chromium.")
+    ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,6 +61,7 @@ def run_one(
             notebooks_dir=notebooks_dir(loaded),
             artifacts=_artifacts(loaded),
             on_progress=lambda line: err.print(line, highlight=False, markup=False),
+            is_static=static,
         )
     except (module.UnknownNotebook, module.BadParameter) as error:
         raise CommandFailed(str(error), Exit.USAGE) from None
