@@ -106,6 +106,8 @@ print("\n".join(f"- {note}" for note in result.notes))
 # - Texts are random words: what depends on meaning, such as when an answer ends by itself, is the trace's length
 #   instead.
 # - Shortened lengths keep proportions, not the work: attention grows with the square of a prompt.
+# - A cache finds whole blocks. A shared start that is shortened to less than one (32 tokens in the default stack) is
+#   found by none, so that the cached share can be 0 where the trace shares some.
 # - A stretch of a trace is one draw of its traffic. A P99 of fewer than 368 requests is the largest seen.
 
 # %%
