@@ -57,10 +57,10 @@ def mooncake(at_ms: object = 0, length: object = 1000, output: object = 5, block
 @pytest.mark.parametrize("name", SAMPLES)
 def test_samples_come_along(name):
     trace = read_trace(name)
-    assert len(trace.requests) in (300, 500)
+    assert len(trace.requests) + sum(trace.skipped.values()) in (300, 500)
     assert trace.requests[0].at_s == 0.0
     assert trace.length_s > 10
-    assert (trace.shared_frac > 0.01) == (name == "mooncake-conversation")
+    assert (trace.shared_frac > 0.01) == (name in ("mooncake-conversation", "agent-turns"))
 
 
 def test_azure_times_keep_their_seven_digits(tmp_path):
@@ -228,3 +228,21 @@ def test_a_chat_says_its_own_length(vocabulary):
 def test_a_prompt_has_at_least_a_word(vocabulary):
     prompt = next(trace_prompts(Trace("t", (TracedRequest(0.0, 1, 1),)), vocabulary, seed=1))
     assert (prompt.num_prompt_tokens, prompt.token_ids[0]) == (2, 1)
+
+
+AGENTS = "agent,session,turn,t_rel_s,input_chars,output_chars,common_prefix_chars_with_prev_turn\n"
+
+
+def test_turns_of_agents_share_the_start_of_the_turn_before(tmp_path):
+    path = tmp_path / "agents.csv"
+    rows = ["a,s1,0,0.0,400,40,0", "a,s1,1,-1.5,800,20,400", "a,s1,2,2.0,0,9,0", "a,s2,0,0.5,80,8,0"]
+    path.write_text(AGENTS + "\n".join(rows) + "\n")
+    second, first, other = read_trace(path).requests
+    assert [r.at_s for r in (second, first, other)] == [0.0, 1.5, 2.0]
+    assert (first.num_prompt_tokens, first.num_output_tokens, len(first.block_ids)) == (100, 10, 6)
+    assert (second.num_prompt_tokens, second.block_ids[:6], len(second.block_ids)) == (200, first.block_ids, 12)
+    assert not set(other.block_ids) & set(second.block_ids)
+    assert read_trace(path).skipped == {"turns without a prompt or an answer": 1}
+    path.write_text(AGENTS + "a,s1,0,0.0,many,40,0\n")
+    with pytest.raises(TraceError, match=r":2: input_chars is 'many'"):
+        read_trace(path)

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import uvloop
+
 from workbench.loadgen.processes import Job
 from workbench.loadgen.sending import Sent, Signals, send_share
 
@@ -82,7 +84,7 @@ async def _send(job: Job) -> Sent:
 def main(argv: list[str]) -> int:
     """Sends the share that the job file holds, and leaves its outcome where that says."""
     job: Job = pickle.loads(Path(argv[0]).read_bytes())
-    sent = asyncio.run(_send(job))
+    sent = uvloop.run(_send(job))
     partial = job.result.with_suffix(".partial")
     partial.write_bytes(pickle.dumps(sent))
     partial.replace(job.result)

@@ -1,6 +1,7 @@
 """Traces from files.
 
     *.csv      Azure's LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens
+               or turns of agents (agent_turns.py), as the header tells
     *.jsonl    Mooncake's: timestamp (ms), input_length, output_length, hash_ids of blocks of 512 tokens; or
                usage events of our own gateway (a segment of its spool, or what was consumed), one a line
     *.parquet  request records of an earlier run (records.py)
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.metering.events import BrokenEvent, UsageEvent, Waste, decode
+from workbench.loadgen.agent_turns import BLOCK_TOKENS, FIELDS, agent_requests
 from workbench.loadgen.json_lines import object_of
 from workbench.loadgen.records import RequestRecord, read_parquet
 from workbench.loadgen.specs import nearest
@@ -34,6 +36,7 @@ SAMPLES = {
     "azure-code": "azure_code_2023_first500.csv",
     "azure-conv": "azure_conv_2023_first500.csv",
     "mooncake-conversation": "mooncake_conversation_first300.jsonl",
+    "agent-turns": "agent_turns_first300.csv",
 }
 _AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -51,7 +54,7 @@ def read_trace(name: str | Path) -> Trace:
         raise TraceError(f"there is no trace file {name}{nearest(str(name), SAMPLES, of='Samples that come along')}")
     suffix = next((s for s in reversed(path.suffixes) if s != ".gz"), "")
     if suffix == ".csv":
-        return _ordered(str(name), _azure(path))
+        return _table(str(name), path)
     if suffix in (".jsonl", ".ndjson", ".json", ""):
         return _json_lines(str(name), path)
     if suffix == ".parquet":
@@ -127,22 +130,34 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise TraceError(f"{path} cannot be read: {error}") from error
 
 
-def _azure(path: Path) -> Iterator[TracedRequest]:
+def _table(name: str, path: Path) -> Trace:
+    """A trace in CSV, as its header tells."""
     texts = ((number, _text(path, number, line)) for number, line in _lines(path))
     header = next(csv.reader([next(texts, (0, ""))[1]]), [])
-    missing = [name for name in _AZURE_FIELDS if name not in header]
+    if set(FIELDS) <= set(header):
+        skipped: Counter[str] = Counter()
+        rows = ((f"{path}:{number}", row) for number, row in _rows(path, header, texts))
+        return _ordered(name, agent_requests(rows, skipped), BLOCK_TOKENS, skipped)
+    missing = [field for field in _AZURE_FIELDS if field not in header]
     if missing:
         raise TraceError(f"{path}:1: no column {missing[0]}; a trace in CSV has {', '.join(_AZURE_FIELDS)}")
+    return _ordered(name, (_azure(path, number, row) for number, row in _rows(path, header, texts)))
+
+
+def _rows(path: Path, header: list[str], texts: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, str]]]:
     for number, text in texts:
         cells = next(csv.reader([text]))
         if len(cells) != len(header):
             raise TraceError(f"{path}:{number}: {len(cells)} values in {len(header)} columns")
-        row = dict(zip(header, cells, strict=True))
-        yield TracedRequest(
-            _azure_time(path, number, row["TIMESTAMP"]),
-            _whole(path, number, "ContextTokens", row["ContextTokens"]),
-            _whole(path, number, "GeneratedTokens", row["GeneratedTokens"]),
-        )
+        yield number, dict(zip(header, cells, strict=True))
+
+
+def _azure(path: Path, number: int, row: dict[str, str]) -> TracedRequest:
+    return TracedRequest(
+        _azure_time(path, number, row["TIMESTAMP"]),
+        _whole(path, number, "ContextTokens", row["ContextTokens"]),
+        _whole(path, number, "GeneratedTokens", row["GeneratedTokens"]),
+    )
 
 
 def _text(path: Path, number: int, line: bytes) -> str:
