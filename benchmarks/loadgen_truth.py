@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -170,18 +170,23 @@ def measure(mode: Mode, console: Console) -> list[Bar]:
         case = replace(cases(mode)[0], name=f"{NUM_STREAMS} streams, ordinary engine")
         console.print(f"[dim]{case.name}: {case.num_requests} requests …")
         bars += [replace(bar, ok=None) for bar in judge(asyncio.run(observe(case, url, log)))]
-    return bars
+    # It needs much of this module, and belongs to it but for its length.
+    from benchmarks.loadgen_scale import scale_bars
+
+    return bars + scale_bars(mode, console, cores[0])
 
 
 @contextmanager
-def fake_engine(folder: Path, core: int, *, quiet: bool = True) -> Iterator[tuple[str, Path]]:
+def fake_engine(
+    folder: Path, core: int, options: Sequence[str] = (), *, quiet: bool = True
+) -> Iterator[tuple[str, Path]]:
     """The fake engine as a process on `core`; yields its URL and its log. `quiet`: without pauses of its own."""
     port_file, log = folder / "port", folder / "log.jsonl"
     start = ["-c", FAKE_WITHOUT_PAUSES] if quiet else ["-m", "serving.engine.fake"]
     command = [sys.executable, *start, "--port-file", str(port_file), "--log", str(log)]
     command += ["--model", MODEL, "--ttft-ms", str(TTFT_MS), "--itl-ms", str(ITL_MS)]
     command += ["--prefill-ms-per-token", str(PREFILL_MS_PER_TOKEN)]
-    command += ["--log-limit", "1"]  # the file is enough
+    command += ["--log-limit", "1", *options]  # the file is enough
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         os.sched_setaffinity(process.pid, {core})
@@ -261,15 +266,15 @@ def judge(outcome: Outcome) -> list[Bar]:
         ]
     return [
         equal_to(f"{name}: requests served", sum(record.ok for record in records), outcome.case.num_requests),
-        equal_to(f"{name}: requests with other token counts", _num_miscounted(outcome), 0),
-        _error_bar(f"{name}: TTFT from the actual send", [_ttft_error_s(request) for request in timed]),
+        equal_to(f"{name}: requests with other token counts", num_miscounted(outcome), 0),
+        _error_bar(f"{name}: TTFT from the actual send", [ttft_error_s(request) for request in timed]),
         # What a summary reports. In an open loop it begins when the request was due, which no engine knows.
         _error_bar(
             f"{name}: ttft_s",
-            [_ttft_error_s(request, request.record.ttft_s or 0.0) for request in timed],
+            [ttft_error_s(request, request.record.ttft_s or 0.0) for request in timed],
             judged=isinstance(outcome.case.arrival, ClosedLoop),
         ),
-        _error_bar(f"{name}: ITL", [error_s for request in timed for error_s in _itl_errors_s(request)]),
+        _error_bar(f"{name}: ITL", [error_s for request in timed for error_s in itl_errors_s(request)]),
         _error_bar(f"{name}: TPOT", [_tpot_error_s(request) for request in timed]),
         _error_bar(f"{name}: E2E", [_e2e_error_s(request) for request in timed]),
         *_special_bars(outcome),
@@ -321,7 +326,7 @@ def _stamp_bar(outcome: Outcome) -> Bar:
     return _error_bar(f"{outcome.case.name}: stamp", delays_s, judged=False)
 
 
-def _num_miscounted(outcome: Outcome) -> int:
+def num_miscounted(outcome: Outcome) -> int:
     """Requests in which the number of tokens, in all or in any chunk, is not the log's."""
     is_spread = outcome.case.count_by is TokenSource.FINAL_USAGE
     return sum(
@@ -332,12 +337,14 @@ def _num_miscounted(outcome: Outcome) -> int:
     )
 
 
-def _ttft_error_s(request: Timed, ttft_s: float | None = None) -> float:
+def ttft_error_s(request: Timed, ttft_s: float | None = None) -> float:
+    """How far the client's time to first token, from the actual send, lies from the log's."""
     seen_s = (request.record.service_ttft_s or 0.0) if ttft_s is None else ttft_s
     return abs(seen_s - (request.writes[0]["at_s"] - request.log["received_at_s"]))
 
 
-def _itl_errors_s(request: Timed) -> list[float]:
+def itl_errors_s(request: Timed) -> list[float]:
+    """The same of each gap."""
     gaps = zip(request.record.itl_s(), request.true_gaps_s, strict=True)
     return [abs(gap_s - true_s) for gap_s, true_s in gaps]
 

@@ -1,0 +1,291 @@
+"""Load generators on the same engine: ours, `vllm bench serve`, GuideLLM and AIPerf, each as it is installed.
+
+Each is a process on the last core, the engine on the first; they take turns, round by round. All send chats to 16 users
+who wait for their answer, as many tokens each. The definitions compared are one: output tokens over the time from the
+first send to the last token; median TTFT; median of (last token - first token) / (tokens - 1), which every tool
+has under some name (docs/users/loads.md). On the fake engine the bars hold; in the full form real vLLM is beside it.
+
+CPU time is taken while at least half of the users are served, so that no start and no reckoning after the run counts;
+of ours all of it, calibration and parsing included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import peers
+from benchmarks.clients import MODEL, MODELS, OFFLINE, vllm_metadata
+from benchmarks.cpu_time import cpu_s
+from benchmarks.front import fake_engine
+from benchmarks.harness import REPOSITORY, Bar, Mode, at_most, equal_to, run
+from serving.clock import SystemClock
+from serving.engine import weights
+from serving.engine.catalogue import CATALOGUE
+from serving.engine.client import EngineClient
+from serving.engine.flags import EngineFlags
+from serving.engine.process import ReplicaProcess, ReplicaSpec
+from serving.engine.scrape import scrape
+
+NUM_STREAMS, NUM_WORDS, NUM_OUTPUT_TOKENS = 16, 64, 64
+FAKE_OPTIONS = ("--model", MODEL, "--ttft-ms", "40", "--itl-ms", "20")
+PEERS = {"guidellm": ["guidellm", "torch==2.13.0"], "aiperf": ["aiperf"]}
+FIGURES = {"output_tokens_per_s": 2.0, "ttft_ms": 3.0, "tpot_ms": 3.0}  # each with its bar in percent
+MAX_CPU_RATIO = 0.8
+POLL_S = 0.1
+TIMEOUT_S = 180.0
+OURS, VLLM = "ours", "vllm bench serve"
+LOAD_CLIENT = REPOSITORY / "benchmarks" / "client_programs" / "load_client.py"
+REVISION = "0" * 40
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A load generator: its command line for (folder, url, requests, seed), and how its result is read."""
+
+    name: str
+    command: Callable[[Path, str, int, int], list[str]]
+    read: Callable[[Path], dict[str, float]]
+    variables: Mapping[str, str]
+
+
+def measure(mode: Mode, console: Console) -> list[Bar]:
+    """What four load generators say of one engine, and what CPU time each takes a token."""
+    tokenizer = weights.resolve(CATALOGUE[MODEL].source, MODELS, on_progress=lambda text: console.print(f"[dim]{text}"))
+    bars: list[Bar] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tools = [_ours(), _vllm(folder, tokenizer.path)]
+        for peer, build in (("guidellm", _guidellm), ("aiperf", _aiperf)):
+            try:
+                tools.append(build(peers.environment(peer, PEERS[peer], console), folder, tokenizer.path))
+            except peers.PeerFailed as error:
+                console.print(f"[yellow]{peer} does not install: {error}")
+                bars.append(Bar(f"{peer}: installs", "no", "shown", None))
+        return bars + asyncio.run(_measure(mode, folder, tools, console))
+
+
+async def _measure(mode: Mode, folder: Path, tools: list[Tool], console: Console) -> list[Bar]:
+    num_rounds, num_requests = (5, 160) if mode is Mode.FULL else (2, 96)
+    cores = sorted(os.sched_getaffinity(0))
+    async with AsyncExitStack() as parts:
+        url, pid = await parts.enter_async_context(fake_engine(folder, "fake", *FAKE_OPTIONS))
+        os.sched_setaffinity(pid, {cores[0]})
+        bars = _bars("fake", await _rounds(folder, url, tools, num_rounds, num_requests, console), judged=True)
+    if mode is Mode.FULL:
+        async with AsyncExitStack() as parts:
+            url = await _real_engine(parts, folder, console)
+            bars += _bars("vLLM", await _rounds(folder, url, tools, 2, 64, console), judged=False)
+    return bars
+
+
+async def _real_engine(parts: AsyncExitStack, folder: Path, console: Console) -> str:
+    console.print("[dim]starting vLLM …")
+    entry, core = CATALOGUE[MODEL], min(os.sched_getaffinity(0))
+    spec = ReplicaSpec(
+        replica_id=f"{MODEL}-0",
+        model_name=MODEL,
+        weights=weights.resolve(entry.source, MODELS, on_progress=lambda _: None),
+        flags=EngineFlags.defaults(task=entry.task, context_length=entry.context_length, shutdown_timeout_s=5),
+        log_path=folder / "vllm.log",
+        task=entry.task,
+        cores=(core,),
+    )
+    replica = ReplicaProcess(spec, SystemClock())
+    await replica.start(lambda _: None)
+    parts.push_async_callback(replica.stop)
+    return replica.url
+
+
+Rounds = dict[str, list[dict[str, float]]]
+
+
+async def _rounds(
+    folder: Path, url: str, tools: list[Tool], num_rounds: int, num_requests: int, console: Console
+) -> Rounds:
+    found: Rounds = {tool.name: [] for tool in tools}
+    for number in range(num_rounds):
+        for tool in tools[number % len(tools) :] + tools[: number % len(tools)]:
+            console.print(f"[dim]round {number + 1} of {num_rounds}: {tool.name} …")
+            seed = int(time.time() * 1000) % 2**31
+            found[tool.name].append(await _run(folder, url, tool, num_requests, seed))
+    return found
+
+
+async def _run(folder: Path, url: str, tool: Tool, num_requests: int, seed: int) -> dict[str, float]:
+    """One run of a tool on the last core: its figures, and the CPU time that it took while users were served.
+
+    Raises:
+        RuntimeError: it failed; the message ends with what it said.
+    """
+    scratch = folder / f"{tool.name.split()[0]}-{seed}"
+    scratch.mkdir()
+    core = max(os.sched_getaffinity(0))
+    own = {name: value for name, value in os.environ.items() if not name.startswith("WORKBENCH_")}
+    process = await asyncio.create_subprocess_exec(
+        *("taskset", "-c", str(core), *tool.command(scratch, url, num_requests, seed)),
+        cwd=REPOSITORY, env={**own, **OFFLINE, **tool.variables}, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    watching = asyncio.create_task(_watch(url, process.pid))
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+    finally:
+        watching.cancel()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        return await _cpu(watching) | tool.read(scratch)
+    except (OSError, KeyError, ValueError) as error:
+        text = output.decode(errors="replace")[-1500:]
+        raise RuntimeError(f"{tool.name} ended with {process.returncode} and {error!r}: {text}") from error
+
+
+Sample = tuple[float, float, int]
+_samples: list[Sample] = []
+
+
+async def _watch(url: str, pid: int) -> None:
+    """Samples of time, CPU seconds of the tool, tokens of the engine, while half of the users or more are served."""
+    _samples.clear()
+    async with EngineClient(url) as client:
+        while True:
+            seen = await scrape(client, "engine", SystemClock())
+            if seen.num_running >= NUM_STREAMS // 2:
+                _samples.append((time.perf_counter(), cpu_s(pid), seen.num_output_tokens_total))
+            await asyncio.sleep(POLL_S)
+
+
+async def _cpu(watching: asyncio.Task[None]) -> dict[str, float]:
+    await asyncio.gather(watching, return_exceptions=True)
+    if len(_samples) < 2:
+        raise ValueError("the engine was never seen at work")
+    (start_s, start_cpu_s, start_tokens), (end_s, end_cpu_s, end_tokens) = _samples[0], _samples[-1]
+    used_s = end_cpu_s - start_cpu_s
+    return {"cpu_us_per_token": 1e6 * used_s / (end_tokens - start_tokens), "cpu_frac": used_s / (end_s - start_s)}
+
+
+def _bars(engine: str, found: Rounds, *, judged: bool) -> list[Bar]:
+    """Each tool's figures against ours, round by round."""
+    bars = []
+    for name, rounds in found.items():
+        for figure in (*FIGURES, "cpu_us_per_token", "cpu_frac"):
+            value = statistics.median(one[figure] for one in rounds)
+            bars.append(Bar(f"{engine}, {name}: {figure}", value, "shown", None))
+    for name, rounds in found.items():
+        for figure, limit in FIGURES.items() if name != OURS else ():
+            ratios = [theirs[figure] / own[figure] for theirs, own in zip(rounds, found[OURS], strict=True)]
+            off = 100 * abs(statistics.median(ratios) - 1)
+            bars.append(at_most(f"{engine}, {name}: {figure} off ours, %", off, limit, judged=judged))
+    pairs = zip(found[OURS], found[VLLM], strict=True)
+    ratio = statistics.median(own["cpu_us_per_token"] / theirs["cpu_us_per_token"] for own, theirs in pairs)
+    bars.append(at_most(f"{engine}, ours: CPU a token over vllm bench serve's", ratio, MAX_CPU_RATIO, judged=judged))
+    if judged:
+        bars.append(equal_to("load generators compared", len(found), 2 + len(PEERS)))
+    return bars
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def _ours() -> Tool:
+    def command(folder: Path, url: str, num_requests: int, seed: int) -> list[str]:
+        numbers = (NUM_STREAMS, num_requests, NUM_WORDS, NUM_OUTPUT_TOKENS, seed)
+        return [sys.executable, str(LOAD_CLIENT), url, MODEL, *map(str, numbers), str(folder / "result.json")]
+
+    return Tool(OURS, command, lambda folder: _json(folder / "result.json"), {"PYTHONPATH": str(REPOSITORY)})
+
+
+def _vllm(scratch: Path, tokenizer: Path) -> Tool:
+    def command(folder: Path, url: str, num_requests: int, seed: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai-chat"),
+            *("--base-url", url, "--endpoint", "/v1/chat/completions", "--model", MODEL, "--tokenizer", str(tokenizer)),
+            *("--dataset-name", "random", "--random-input-len", str(NUM_WORDS), "--ignore-eos", "--seed", str(seed)),
+            *("--random-output-len", str(NUM_OUTPUT_TOKENS), "--num-prompts", str(num_requests)),
+            *("--max-concurrency", str(NUM_STREAMS), "--save-result", "--result-filename", str(folder / "result.json")),
+        ]
+
+    def read(folder: Path) -> dict[str, float]:
+        found = _json(folder / "result.json")
+        return {
+            "output_tokens_per_s": found["output_throughput"],
+            "ttft_ms": found["median_ttft_ms"],
+            "tpot_ms": found["median_tpot_ms"],
+        }
+
+    return Tool(VLLM, command, read, {"PYTHONPATH": str(vllm_metadata(scratch))})
+
+
+def _guidellm(programs: Path, scratch: Path, tokenizer: Path) -> Tool:
+    def command(folder: Path, url: str, num_requests: int, seed: int) -> list[str]:
+        data = f"kind=synthetic_text,prompt_tokens={NUM_WORDS},output_tokens={NUM_OUTPUT_TOKENS}"
+        return [
+            *(str(programs / "guidellm"), "run", "--disable-console-interactive"),
+            *("--backend", f"kind=openai_http,target={url},model={MODEL}"),
+            *("--profile", f"kind=concurrent,streams={NUM_STREAMS}"),
+            *("--constraint", f"kind=max_requests,count={num_requests}", "--data", data),
+            *("--tokenizer", f"kind=hf_auto,model={tokenizer}"),
+            *("--output", f"kind=json,path={folder / 'result.json'}"),
+        ]
+
+    def read(folder: Path) -> dict[str, float]:
+        # Its own rate is a mean over requests as they overlap; from its requests the common one is made.
+        requests = _json(folder / "result.json")["benchmarks"][0]["requests"]["successful"]
+        length_s = max(r["request_end_time"] for r in requests) - min(r["request_start_time"] for r in requests)
+        return {
+            "output_tokens_per_s": sum(r["output_tokens"] for r in requests) / length_s,
+            "ttft_ms": statistics.median(r["time_to_first_token_ms"] for r in requests),
+            "tpot_ms": statistics.median(r["inter_token_latency_ms"] for r in requests),
+        }
+
+    return Tool("GuideLLM", command, read, {"HF_HOME": str(scratch / "hf")})
+
+
+def _aiperf(programs: Path, scratch: Path, tokenizer: Path) -> Tool:
+    hub = scratch / "hf" / "hub" / "models--local--tokenizer"
+    snapshot = hub / "snapshots" / REVISION
+    snapshot.mkdir(parents=True)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text(REVISION)
+    for file in tokenizer.glob("*.json"):  # it takes no folder: only what looks like a hub's copy
+        shutil.copy(file, snapshot / file.name)
+
+    def command(folder: Path, url: str, num_requests: int, seed: int) -> list[str]:
+        return [
+            *(str(programs / "aiperf"), "profile", "--model", MODEL, "--url", url, "--endpoint-type", "chat"),
+            *("--streaming", "--concurrency", str(NUM_STREAMS), "--request-count", str(num_requests)),
+            *("--synthetic-input-tokens-mean", str(NUM_WORDS), "--synthetic-input-tokens-stddev", "0"),
+            *("--output-tokens-mean", str(NUM_OUTPUT_TOKENS), "--output-tokens-stddev", "0"),
+            *("--tokenizer", "local/tokenizer", "--use-server-token-count", "--ui", "none"),
+            *("--extra-inputs", "ignore_eos:true", "--random-seed", str(seed), "--artifact-dir", str(folder)),
+        ]
+
+    def read(folder: Path) -> dict[str, float]:
+        found = _json(folder / "profile_export_aiperf.json")
+        return {
+            "output_tokens_per_s": found["output_token_throughput"]["avg"],
+            "ttft_ms": found["time_to_first_token"]["p50"],
+            "tpot_ms": found["inter_token_latency"]["p50"],
+        }
+
+    return Tool("AIPerf", command, read, {"HF_HOME": str(scratch / "hf")})
+
+
+if __name__ == "__main__":
+    sys.exit(run("cross_tool", measure))
