@@ -89,7 +89,7 @@ rates = batching["output_tokens_per_s_per_gpu"].tolist()
 if batching["invalid"].isna().all() and all(rates):
     print(f"- continuous batching: {rates[1] / rates[0]:.2g} times the tokens/s of one request at a time")
 if victims is not None:
-    gaps, waits = victims["itl_s/max"].tolist(), victims["long_ttft_s/p50"].tolist()
+    gaps, waits = victims["itl_s/max"].tolist(), victims["long_ttft_s/median"].tolist()
     print(f"- longest gap of the victim: {gaps[0]:.3g} s without, {gaps[1]:.3g} s with chunks of {num_chunk_tokens}")
     print(f"- a long prompt's first token: {waits[0]:.3g} s without, {waits[1]:.3g} s with")
 print(f"- {tuned.tuned.reason}")
