@@ -8,7 +8,7 @@
     │   └── KeyReused         422  the idempotency key came with another body
     ├── Unauthorized          401  no key or token, or one that is not valid
     ├── Forbidden             403  a grant is missing
-    ├── NotFound              404  no such model, version or route
+    ├── NotFound              404  no such model, version, replica or route
     ├── NotReplayable         409  done before, and the answer was not kept
     ├── Overloaded            429  try again after `retry_after_s`
     │   └── RateLimited       429  a limit of the tenant or of the key
@@ -45,6 +45,7 @@ class ErrorCode(StrEnum):
     INVALID_API_KEY = "invalid_api_key"
     PERMISSION_DENIED = "permission_denied"
     MODEL_NOT_FOUND = "model_not_found"
+    REPLICA_NOT_FOUND = "replica_not_found"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     OVERLOADED = "overloaded"
@@ -146,7 +147,7 @@ class NotReplayable(ServingError):
 
 
 class NotFound(ServingError):
-    """No such model, version or route. Never answered by a substitute."""
+    """No such model, version, replica or route. Never answered by a substitute."""
 
     status = 404
     code = ErrorCode.MODEL_NOT_FOUND

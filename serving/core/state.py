@@ -176,7 +176,8 @@ class RoutingTable:
 class RequestView:
     """What the router knows of a request. Token counts are estimates until the engine answers.
 
-    `regions` are those that its tenant grants; `*` among them is every region.
+    `regions` are those that its tenant grants; `*` among them is every region. `target_replica` is the one replica that
+    may serve it, where an admin has said so.
     """
 
     request_id: str
@@ -187,6 +188,7 @@ class RequestView:
     expected_output_tokens: int
     tier: Tier = Tier.DEFAULT
     regions: tuple[str, ...] = ANYWHERE
+    target_replica: str | None = None
 
     def may_run_in(self, region: str) -> bool:
         """Whether a pool of that region may serve it."""

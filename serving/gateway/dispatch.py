@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 
 from serving.core.chance import Chance
 from serving.core.decisions import Reject, Route
-from serving.core.errors import Overloaded, ServingError, Unavailable
+from serving.core.errors import ErrorCode, NotFound, Overloaded, ServingError, Unavailable
 from serving.core.fleet import Fleet
 from serving.core.policies import routing
 from serving.core.ports import Clock
-from serving.core.state import PoolView
+from serving.core.state import PoolView, RouteView
 from serving.core.values import value
 from serving.engine.client import ConnectFailed, EngineResponse
 from serving.gateway.connections import Connections
@@ -30,6 +30,9 @@ from serving.telemetry.metrics import GatewayMetrics
 MAX_CONNECT_FAILURES = 3
 MAX_BUSY = 2
 UNREACHABLE_RETRY_AFTER_S = 2.0
+TARGET_HEADER = "x-target-replica"
+MAX_NAMED = 16
+"""Replicas that an error names as the choice there is."""
 
 
 @value
@@ -120,7 +123,7 @@ class Dispatcher:
         """Puts the call on a replica that has begun to answer it; `on_choice` is told each one tried.
 
         Raises:
-            NotFound: no such model or version.
+            NotFound: no such model or version, or its target replica takes no requests.
             Unavailable: no replica takes requests, or none could be reached.
             Overloaded: the replicas tried have full queues.
             BadRequest: the engine refused the request.
@@ -154,7 +157,7 @@ class Dispatcher:
             self._decisions.offer(request, view, seed, excluded, decision)
         if isinstance(decision, Reject):
             self._metrics.of_pool(request.model, "").decisions(decision.reason).inc()
-            raise _rejected(call, decision, failures)
+            raise _rejected(call, decision, failures, view)
         self._metrics.of_pool(request.model, decision.pool_id).decisions(decision.reason).inc()
         for pool in view.pools:
             if pool.pool.pool_id == decision.pool_id:
@@ -169,14 +172,31 @@ class Dispatcher:
         self._metrics.retries.labels(call.view.model, choice.route.pool_id, cause).inc()
 
 
-def _rejected(call: Call, reject: Reject, failures: list[ServingError]) -> ServingError:
+def _rejected(call: Call, reject: Reject, failures: list[ServingError], view: RouteView) -> ServingError:
     if failures:  # there were replicas; those tried are the only ones
         return _exhausted(call, failures)
+    if reject.code is ErrorCode.REPLICA_NOT_FOUND:
+        return _no_target(call, view)
     seen = ", ".join(f"{number} {state}" for state, number in sorted(reject.num_filtered.items())) or "it has none"
     return Unavailable(
         f"no replica of {call.view.model} takes requests now ({seen})",
         code=reject.code,
         retry_after_s=reject.retry_after_s,
+    )
+
+
+def _no_target(call: Call, view: RouteView) -> NotFound:
+    """The target takes no requests for this model: why, and which replicas do."""
+    target, pools = call.view.target_replica, [p for p in view.pools if call.view.may_run_in(p.pool.region)]
+    states = [replica.state for pool in pools for replica in pool.pool.replicas if replica.replica_id == target]
+    why = f"is {states[0]}" if states else f"is no replica of {call.view.model} that you may use"
+    ready = [replica.replica_id for pool in pools for replica in pool.ready]
+    names = ", ".join(ready[:MAX_NAMED]) or "none"
+    more = f" and {len(ready) - MAX_NAMED} more" if len(ready) > MAX_NAMED else ""
+    return NotFound(
+        f"replica {target!r} {why}; those that take requests: {names}{more}",
+        code=ErrorCode.REPLICA_NOT_FOUND,
+        param=TARGET_HEADER,
     )
 
 

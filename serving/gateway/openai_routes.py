@@ -26,7 +26,7 @@ from serving.gateway.accounting import Accounts, Outcome
 from serving.gateway.auth import Authenticator
 from serving.gateway.body import parse_object
 from serving.gateway.cors import CorsHeaders
-from serving.gateway.dispatch import Dispatched, Dispatcher
+from serving.gateway.dispatch import TARGET_HEADER, Dispatched, Dispatcher
 from serving.gateway.exchange import Exchange
 from serving.gateway.generate import GenerateWriter, to_openai
 from serving.gateway.guardrails.moderations import moderate
@@ -49,6 +49,7 @@ HOT_ROUTES: Sequence[str] = (*(endpoint.value for endpoint in Endpoint), GENERAT
 _ENDPOINTS: Mapping[str, Endpoint] = {endpoint.value: endpoint for endpoint in Endpoint}
 
 MAX_TIMEOUT_MS = 86_400_000
+_TARGET_HEADER = TARGET_HEADER.encode()
 _SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 _draw_id = random.Random().getrandbits  # as unique as the system's own numbers, and cheaper
 
@@ -81,6 +82,7 @@ class _Visit:
     timeout_s: float | None
     outcome: Outcome
     headers: Headers
+    target_replica: str | None = None
 
 
 class HotRoutes:
@@ -137,7 +139,8 @@ class HotRoutes:
             path = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
         asked = self._parts.builder.asked(body, principal)
         key = exchange.header(b"idempotency-key")
-        visit = _Visit(_ENDPOINTS[path], asked, body, principal, timeout_s, outcome, headers)
+        target = None if exchange.header(_TARGET_HEADER) is None else _target(exchange, principal)
+        visit = _Visit(_ENDPOINTS[path], asked, body, principal, timeout_s, outcome, headers, target)
         if key is None:
             await self._run(visit, exchange)
         else:
@@ -150,7 +153,7 @@ class HotRoutes:
             raise Unavailable(
                 "an Idempotency-Key needs the store, and this gateway has none", code=ErrorCode.STORE_UNAVAILABLE
             )
-        digest = sha256(exchange.body).digest()
+        digest = sha256(exchange.body + (visit.target_replica or "").encode()).digest()
         told = self._with_limits(visit.headers, visit.outcome)
         owner = await replays.begin(tenant, key, digest, exchange.path, exchange, told)
         if owner is None:
@@ -201,7 +204,9 @@ class HotRoutes:
         parts, outcome, tenant = self._parts, visit.outcome, visit.principal.tenant
         if parts.guardrails.check(tenant, visit.body) is None:
             await parts.guardrails.check_slowly(tenant, visit.body)
-        call = parts.builder.build(visit.endpoint, outcome.event_id, visit.asked, visit.body, tenant, visit.timeout_s)
+        call = parts.builder.build(
+            visit.endpoint, outcome.event_id, visit.asked, visit.body, tenant, visit.timeout_s, visit.target_replica
+        )
         outcome.call = call
         await self._reserve(call, visit)
         writer: Writer = client
@@ -261,6 +266,15 @@ def _deadline(exchange: Exchange) -> float | None:
     timeout_s = int(given) / 1000
     exchange.expire_in(timeout_s)
     return timeout_s
+
+
+def _target(exchange: Exchange, principal: Principal) -> str:
+    """The replica that is to serve the request, by an admin's word. Raises Forbidden, BadRequest."""
+    require(principal, Scope.ADMIN)
+    target = exchange.header(_TARGET_HEADER) or b""
+    if not _SANE_REQUEST_ID.fullmatch(target):
+        raise BadRequest(f"{TARGET_HEADER} must be the id of a replica", param=TARGET_HEADER)
+    return target.decode("ascii")
 
 
 def _why_cancelled(exchange: Exchange) -> ServingError:

@@ -36,7 +36,7 @@ _STATUSES: dict[int, str] = {
     "guardrail, or refused by the engine.",
     401: "No API key or token, or one that is not valid.",
     403: "A grant is missing.",
-    404: "No such model or version, or none that you may use; the message names those that you may.",
+    404: "No such model, version or target replica, or none that you may use; the message names those that you may.",
     409: "The Idempotency-Key was used before, and its answer was not kept.",
     413: "The body is over the limit.",
     422: "The Idempotency-Key was used with another body.",
@@ -76,6 +76,7 @@ _HEADERS = {
     "parameters": [
         _header("Idempotency-Key", "A retry under it joins or repeats the first answer.", pattern="^[!-~]{1,255}$"),
         _header("X-Request-Id", "Comes back as `x-request-id`; else one is made.", maxLength=128),
+        _header("X-Target-Replica", "Admins: the one replica that is to serve it, or 404.", pattern="^[!-~]{1,128}$"),
         _header("X-Request-Timeout-Ms", "After so long the engine stops: 504.", pattern="^[0-9]{1,8}$"),
     ]
 }

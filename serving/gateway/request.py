@@ -166,8 +166,9 @@ class CallBuilder:
         body: dict[str, Any],
         tenant: Tenant,
         timeout_s: float | None = None,
+        target_replica: str | None = None,
     ) -> Call:
-        """The call of `body`, which is changed in place.
+        """The call of `body`, which is changed in place; `target_replica` is the only one that may serve it.
 
         Raises:
             BadRequest: names the field at fault.
@@ -194,6 +195,7 @@ class CallBuilder:
             num_choices * num_output_tokens,
             asked.tier,
             tenant.regions,
+            target_replica,
         )
         body["model"] = asked.model
         body.pop("service_tier", None)

@@ -8,6 +8,7 @@ import pytest
 
 from serving.core.chance import Chance
 from serving.core.decisions import Reject, Route
+from serving.core.errors import ErrorCode
 from serving.core.policies import routing
 from serving.core.policies.cost import RowState
 from serving.core.state import ReplicaState, RoutingPolicy
@@ -135,6 +136,25 @@ def test_a_replica_that_already_failed_the_request_is_not_tried_again() -> None:
     decisions = [decide(fleet, seed, frozenset({"a"})) for seed in range(20)]
     assert {d.replica_id for d in decisions if isinstance(d, Route)} == {"b"}
     assert isinstance(decide(fleet, excluded=frozenset({"a", "b"})), Reject)
+
+
+def test_a_request_that_names_its_replica_goes_there_or_nowhere() -> None:
+    fleet = a_fleet(
+        a_pool("p", *(a_replica(name) for name in "abcdef")),
+        a_pool("q", a_replica("g", ReplicaState.STARTING), engine_fingerprint="q", region="eu"),
+    )
+    fleet.on_snapshot(a_snapshot("c", num_running=500, kv_cache_usage_frac=1.0))
+    decisions = [decide(fleet, seed, target_replica="c") for seed in range(20)]
+    assert {(d.replica_id, d.reason) for d in decisions if isinstance(d, Route)} == {("c", routing.TARGET)}
+    assert decisions[0].num_filtered[routing.TARGET] == 5
+    for refused in (
+        decide(fleet, target_replica="nobody"),
+        decide(fleet, target_replica="g"),
+        decide(fleet, target_replica="c", regions=("eu",)),
+        decide(fleet, excluded=frozenset("c"), target_replica="c"),
+    ):
+        assert isinstance(refused, Reject)
+        assert (refused.code, refused.reason) == (ErrorCode.REPLICA_NOT_FOUND, routing.TARGET)
 
 
 def test_every_pool_is_sampled_so_that_the_cheap_one_is_always_seen() -> None:

@@ -1,7 +1,7 @@
 """Which replica serves a request: filters, then a sample, then scores.
 
     ready replicas of the model's pools      kept by events, see fleet.py
-      └─ filter: pools in a region that the tenant grants
+      └─ filters: pools in a region that the tenant grants; the one replica that the request names, if it does
            └─ sample: a few at random in each pool (power of two choices, Mitzenmacher 2001)
                 └─ scorers in [0, 1], weighted by the published policy
                      └─ the highest score; chance breaks ties
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving.core.chance import Chance
 from serving.core.decisions import Candidate, Decision, Reject, Route, RouteRecord
@@ -27,6 +27,8 @@ RETRY_AFTER_NO_REPLICA_S = 5.0
 NO_READY_REPLICA = "no_ready_replica"
 REGION = "region"
 """Reason of a rejection that another grant of regions would have spared, and the name of that filter's count."""
+TARGET = "target_replica"
+"""Reason of a decision on a request that names its replica, and the name of that filter's count."""
 
 
 @dataclass(slots=True)
@@ -117,9 +119,16 @@ def route(request: RequestView, view: RouteView, chance: Chance, excluded: Colle
     num_filtered = _num_filtered(pools, excluded)
     if len(pools) < len(view.pools):
         num_filtered[REGION] = sum(len(p.ready) for p in view.pools if not request.may_run_in(p.pool.region))
+    target = request.target_replica
+    if target is not None:
+        num_ready = sum(len(pool.ready) for pool in pools)
+        pools = _with_target(target, pools)
+        num_filtered[TARGET] = num_ready - sum(len(pool.ready) for pool in pools)
     seen: list[Seen] = []
     for pool in pools:
         _look(request, pool, _sample(pool, view, chance, excluded), view, seen)
+    if not seen and target is not None:
+        return Reject(ErrorCode.REPLICA_NOT_FOUND, TARGET, RETRY_AFTER_NO_REPLICA_S, num_filtered)
     if not seen:
         is_elsewhere = bool(num_filtered.get(REGION)) or len(pools) == 0 < len(view.pools)
         reason = REGION if is_elsewhere else NO_READY_REPLICA
@@ -138,7 +147,7 @@ def route(request: RequestView, view: RouteView, chance: Chance, excluded: Colle
         chosen.pool.version,
         best.usd,
         best.cost_state,
-        _reason(candidates, ranked, view.policy),
+        _reason(candidates, ranked, view.policy) if target is None else TARGET,
         tuple(candidates),
         num_filtered,
     )
@@ -153,6 +162,11 @@ def _in_granted_regions(request: RequestView, pools: tuple[PoolView, ...]) -> tu
     if "*" in request.regions:
         return pools
     return tuple(pool for pool in pools if request.may_run_in(pool.pool.region))
+
+
+def _with_target(target: str, pools: Sequence[PoolView]) -> tuple[PoolView, ...]:
+    """The pools with no other ready replica than the target."""
+    return tuple(replace(pool, ready=[r for r in pool.ready if r.replica_id == target]) for pool in pools)
 
 
 def _num_filtered(pools: Sequence[PoolView], excluded: Collection[str]) -> dict[str, int]:
