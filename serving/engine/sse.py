@@ -17,15 +17,14 @@ _END_BYTES = 3  # of the longest end
 
 
 class EventSplitter:
-    """Cuts data that arrives in any pieces into complete events, byte for byte."""
+    """Cuts data that arrives in any pieces into complete events, byte for byte.
+
+    Attributes:
+        rest: what has come of an event that is not complete.
+    """
 
     def __init__(self) -> None:
-        self._rest = b""
-
-    @property
-    def rest(self) -> bytes:
-        """What has come of an event that is not complete."""
-        return self._rest
+        self.rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Takes more data.
@@ -36,16 +35,16 @@ class EventSplitter:
         Raises:
             UpstreamError: an event is longer than `MAX_EVENT_BYTES`.
         """
-        start = max(0, len(self._rest) - _END_BYTES)
-        if self._rest:
-            data = self._rest + data
+        start = max(0, len(self.rest) - _END_BYTES)
+        if self.rest:
+            data = self.rest + data
         events = []
         begin = 0
         for match in _EVENT_END.finditer(data, start):
             events.append(data[begin : match.end()])
             begin = match.end()
-        self._rest = data[begin:]
-        if len(self._rest) > MAX_EVENT_BYTES:
+        self.rest = data[begin:]
+        if len(self.rest) > MAX_EVENT_BYTES:
             raise UpstreamError(f"the engine sent an event of more than {MAX_EVENT_BYTES} bytes")
         return events
 

@@ -22,7 +22,6 @@ from serving.core.ports import Clock
 from serving.core.state import Model
 from serving.core.tenancy import AuthMode, Principal
 from serving.gateway import cors, docs_page, openapi
-from serving.gateway.exchange import Exchange
 from serving.gateway.http_errors import error_response
 from serving.gateway.openai_routes import HOT_ROUTES, sane_request_id
 from serving.gateway.worker_parts import WorkerParts
@@ -39,7 +38,7 @@ DESCRIPTION = (
 
 
 class Gateway:
-    """One worker: an ASGI application and the state behind it."""
+    """One worker: an ASGI application and the state behind it. `answer` answers an exchange on a hot route."""
 
     def __init__(self, settings: GatewaySettings, *, clock: Clock | None = None, seed: int | None = None) -> None:
         """`clock` and `seed` are for tests; a live worker draws its own seed."""
@@ -50,6 +49,7 @@ class Gateway:
         self.fleet = self._parts.fleet
         self.hot_paths = {path.encode(): path for path in HOT_ROUTES}
         self.max_body_bytes = settings.max_body_bytes
+        self.answer = self._parts.hot.answer
         self.described = self._fastapi()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,10 +66,6 @@ class Gateway:
             await send(message)
 
         await self.described(scope, receive, with_id)
-
-    async def answer(self, exchange: Exchange) -> None:
-        """Answers a request on a hot route."""
-        await self._parts.hot.answer(exchange)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

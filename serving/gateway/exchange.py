@@ -186,7 +186,9 @@ class Exchange:
 
     def write(self, data: bytes) -> None:
         """Sends a part of a body that comes in chunks."""
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        # As `_write` does; a stream's tokens all come through here.
+        if not self.gone and not self._connection.write(b"%x\r\n%b\r\n" % (len(data), data)):
+            self.gone = True
 
     def end(self, data: bytes = b"") -> None:
         """Sends the last part."""

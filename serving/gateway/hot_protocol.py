@@ -186,7 +186,9 @@ class HotProtocol(StaysHttp11):
         exchange.announced(self._app.max_body_bytes, expects_continue=self.expect_100_continue)
         before, self.cycle = self.cycle, exchange
         if before is None or before.response_complete:
-            self._start_asgi_task(exchange, self.app)
+            self._running = exchange  # what can be answered before its body came is refused
+            if exchange.refusal is not None:
+                self._answer_if_ready(exchange)
         else:
             if len(self.pipeline) >= MAX_PIPELINED:  # from here on its leaving is noticed late
                 self.flow.pause_reading()

@@ -168,6 +168,7 @@ class StreamAnswer:
         self._failure: ServingError | None = None
         self._writer: Writer | None = None
         self._ended: asyncio.Future[None] | None = None
+        self._patience: asyncio.TimerHandle | None = None
 
     @property
     def usage(self) -> Usage:
@@ -202,10 +203,13 @@ class StreamAnswer:
         self._upstream.forward(self._on_data, self._on_end)
         if writer.is_paused:
             self._on_pause(True)
-        await self._ended
+        try:
+            await self._ended
+        finally:
+            if self._patience is not None:
+                self._patience.cancel()
         if self._failure is not None:
             raise self._failure
-        await self._until_complete()
 
     def _on_data(self, received_at_s: float, data: bytes) -> None:
         """Called for what the engine sent, in its socket's callback."""
@@ -228,8 +232,11 @@ class StreamAnswer:
             self._writer.end(b"".join(events))
         elif events:
             self._writer.write(b"".join(events))
-        if self._done or self._failure is not None:
+        if self._failure is not None:
             self._end()
+        elif self._done and self._patience is None:
+            # What the engine sends after [DONE] is nothing but the end: read, so that its connection can be kept.
+            self._patience = asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._end)
 
     def _on_end(self, lost: ConnectionLost | None) -> None:
         """The engine's answer is at its end."""
@@ -261,16 +268,6 @@ class StreamAnswer:
         except ServingError as error:
             self._failure = error
         return events
-
-    async def _until_complete(self) -> None:
-        """Waits for what the engine sends after [DONE] (nothing but the end), so that its connection can be kept."""
-        if self._upstream.is_complete:
-            return
-        try:
-            async with asyncio.timeout(END_TIMEOUT_S):
-                await self._upstream.ended()
-        except (TimeoutError, UpstreamError):
-            return  # the answer was whole; only the connection is lost
 
     def _take(self, event: bytes, received_at_s: float) -> bool:
         """Reads an event; True when it is sent on. Raises when it reports a failure."""
@@ -337,15 +334,13 @@ def _carries_only_tokens(data: bytes) -> bool:
 
     Inside a JSON text every quote is escaped, so that no generated text can hold one of these patterns.
     """
-    num_events = data.count(b"\n\n")
     return (
-        num_events > 0
-        and data.endswith(b"\n\n")
+        data.endswith(b"\n\n")
         and data.startswith(b'data: {"')
-        and data.count(b'"finish_reason":null') == num_events
+        and data.count(b"\n\n") == data.count(b'"finish_reason":null')
         and b'"error"' not in data
         and b"[DONE]" not in data
-        and data.count(b'"usage"') == data.count(b'"usage":null')
+        and (b'"usage"' not in data or data.count(b'"usage"') == data.count(b'"usage":null'))
     )
 
 
