@@ -14,6 +14,7 @@ import orjson
 
 from serving.core.errors import UpstreamError
 from serving.core.state import Task
+from serving.core.values import value
 from serving.engine.sse import DONE, EventSplitter, payload
 from workbench.loadgen.records import FailureKind, RequestRecord, TokenSource
 
@@ -38,9 +39,9 @@ class RawAnswer:
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _TokenEvent:
-    """An event with a choice: what it says about tokens."""
+    """An event with a choice: what it says about tokens. There is one a token."""
 
     at_s: float
     num_token_ids: int

@@ -54,7 +54,7 @@ async def stamp_error_s() -> float:
 
 async def _answers(port: int) -> list[RawAnswer]:
     async with EngineClient(f"http://127.0.0.1:{port}") as client:
-        with quiet_process():
+        with quiet_process(collects=False):
             asked = (fetch(client, "/", [], b"", timeout_s=TIMEOUT_S) for _ in range(NUM_STREAMS))
             return await asyncio.gather(*asked)
 

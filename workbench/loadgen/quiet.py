@@ -29,16 +29,20 @@ def prefer(pid: int = 0) -> bool:
 
 
 @contextmanager
-def quiet_process() -> Iterator[bool]:
+def quiet_process(*, collects: bool = True) -> Iterator[bool]:
     """While open, this thread is preferred, and what is in memory by now is left out of garbage collection.
 
     A full collection would stop all streams' stamps for as long as it takes.
+
+    Args:
+        collects: whether garbage is collected first, which takes some hundredths of a second.
 
     Yields:
         Whether the thread has real-time priority.
     """
     is_real_time = False
-    gc.collect()
+    if collects:
+        gc.collect()
     gc.freeze()
     try:
         is_real_time = prefer()
