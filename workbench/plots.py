@@ -138,6 +138,44 @@ def cost(rows: pd.DataFrame) -> go.Figure:
     return figure
 
 
+def cost_heatmap(rows: pd.DataFrame, kind: str = "output") -> go.Figure:
+    """USD per million tokens as colours: a line a model, hardware and shape, a column a concurrency.
+
+    Args:
+        rows: the cost table.
+        kind: `output`, or `input`.
+
+    Raises:
+        NothingToPlot: the table has no such price.
+    """
+    priced = rows[rows[_price(kind)] > 0] if _price(kind) in rows.columns else rows.iloc[:0]
+    if priced.empty:
+        raise NothingToPlot(f"the cost table has no {kind} price in its {len(rows)} rows")
+    names = [_heat_name(row) for _, row in priced.iterrows()]
+    grid = priced.assign(name=names).pivot_table(
+        index="name", columns="concurrency", values=_price(kind), aggfunc="min", sort=False
+    )
+    grid = grid[sorted(grid.columns)]
+    prices = grid.to_numpy(dtype=float)
+    text = [["" if math.isnan(value) else f"${value:.3g}" for value in line] for line in prices]
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.log10(prices).tolist(), x=[str(value) for value in grid.columns], y=list(grid.index), text=text,
+            texttemplate="%{text}", colorscale="Cividis", reversescale=True, showscale=False, xgap=2, ygap=2,
+            hovertemplate="%{y}, %{x} in flight: %{text}<extra></extra>",
+        )
+    )  # fmt: skip
+    figure.update_xaxes(title="Concurrency (requests in flight)", type="category")
+    figure.update_yaxes(automargin=True, type="category")
+    return figure.update_layout(template=TEMPLATE, title=f"USD per million {kind} tokens (lighter is cheaper)")
+
+
+def _heat_name(row: pd.Series) -> str:
+    through = ", gateway" if row.get("target") == TargetKind.GATEWAY.value else ""
+    shape = f"{row['num_prompt_tokens']:.0f} in / {row['num_output_tokens']:.0f} out"
+    return f"{row['model']}<br>{row['hardware_class']}, {shape}{through}"
+
+
 def _price(kind: str) -> str:
     return f"usd_per_million_{kind}_tokens"
 
