@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,8 @@ from workbench.loadgen import FailureKind, WorkloadError
 from workbench.measurement.engine_window import EngineCount
 
 QUICK = {"workload": "completion:prompt=24,output=8", "max_duration_s": 20.0}
+# Requests after which a run is more than its warm-up.
+ENOUGH = 100
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,7 @@ async def test_somebody_else_at_the_engine_fails_the_run(engine: FakeEngine, tok
 
 async def test_a_cancelled_run_is_kept_and_the_cancellation_goes_on(engine: FakeEngine, tokenizer: str):
     running = asyncio.create_task(bench(engine.url, tokenizer, load="poisson:rate=100", max_duration_s=60.0))
-    await asyncio.sleep(1.0)
+    await engine.wait_until(lambda engine: len(engine.log.ended) >= ENOUGH, timeout_s=30.0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -110,13 +113,13 @@ async def test_a_cancelled_run_is_kept_and_the_cancellation_goes_on(engine: Fake
 
 
 @contextmanager
-def engine_in_a_thread() -> Iterator[str]:
+def engine_in_a_thread() -> Iterator[FakeEngine]:
     started, stop = threading.Event(), threading.Event()
-    urls: list[str] = []
+    engines: list[FakeEngine] = []
 
     async def serve() -> None:
         async with FakeEngine(FakeSettings(model="m", ttft_ms=1.0, itl_ms=1.0)) as engine:
-            urls.append(engine.url)
+            engines.append(engine)
             started.set()
             await asyncio.to_thread(stop.wait)
 
@@ -124,7 +127,7 @@ def engine_in_a_thread() -> Iterator[str]:
     thread.start()
     started.wait(10)
     try:
-        yield urls[0]
+        yield engines[0]
     finally:
         stop.set()
         thread.join()
@@ -132,9 +135,16 @@ def engine_in_a_thread() -> Iterator[str]:
 
 @pytest.mark.parametrize("way", ["python", "command line"])
 def test_ctrl_c_returns_what_was_measured(way: str, tokenizer: str, capsys: pytest.CaptureFixture[str]):
-    with engine_in_a_thread() as url:
-        timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
+    def press_once_served(engine: FakeEngine) -> None:
+        give_up_s = time.monotonic() + 30.0
+        while len(engine.log.ended) < ENOUGH and time.monotonic() < give_up_s:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with engine_in_a_thread() as engine:
+        url = engine.url
+        presser = threading.Thread(target=press_once_served, args=(engine,))
+        presser.start()
         if way == "python":
             told = workbench.bench(
                 "m", url=url, tokenizer=tokenizer, load="poisson:rate=80", max_duration_s=60
@@ -155,7 +165,7 @@ def test_ctrl_c_returns_what_was_measured(way: str, tokenizer: str, capsys: pyte
             ]
             assert run_app(["bench", *words]) == Exit.INTERRUPTED
             told = json.loads(capsys.readouterr().out)
-        timer.join()
+        presser.join()
     assert told["is_interrupted"]
     assert told["num_requests"] > 10 and told["metrics"]["request_rps"] > 0
 
