@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,7 +20,7 @@ from serving.store.reservations import ReplicaReserved, reservations, reserve
 from serving.store.server import StoreServer
 from tests.measured import make_replica
 from workbench.sweeps.cells import MeasuredReplica
-from workbench.sweeps.holds import NotHeld, StoreHold
+from workbench.sweeps.holds import NotHeld, StoreHold, is_of_a_dead_process, owner_here
 
 IDS = ("fake-model-cpu-0", "fake-model-cpu-1", "fake-model-cpu-2")
 
@@ -99,3 +102,19 @@ async def test_without_a_control_plane_nothing_is_held(store: redis.asyncio.Redi
         async with hold_of(store, replica, is_alive=False).exclusive():
             pass
     assert await reservations(store, IDS) == {}
+
+
+def pid_of_an_ended_process() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+async def test_what_a_dead_process_left_is_waited_for(store: redis.asyncio.Redis, replica: MeasuredReplica) -> None:
+    pid = pid_of_an_ended_process()
+    left = owner_here("a sweep").replace(f"pid {os.getpid()} ", f"pid {pid} ")
+    await reserve(store, IDS[0], left, 0.02)
+    async with hold_of(store, replica).exclusive():
+        assert await reservations(store, IDS) == {IDS[0]: "a test"}
+    assert is_of_a_dead_process(left) and not is_of_a_dead_process(owner_here("a sweep"))
+    assert not is_of_a_dead_process(left + "-elsewhere)") and not is_of_a_dead_process("a test")

@@ -5,8 +5,6 @@ wish → question (the hardware class's SLO where none is given) → replica hel
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import dataclass
 
 from serving.clock import SystemClock
@@ -25,7 +23,7 @@ from workbench.slo.searching import (
     search_slo,
 )
 from workbench.sweeps.cells import Shape
-from workbench.sweeps.holds import StoreHold
+from workbench.sweeps.holds import StoreHold, owner_here
 from workbench.sweeps.on_stack import found_replica
 from workbench.sweeps.run import client_on_other_cores
 from workbench.tracking import Tracker
@@ -105,7 +103,7 @@ async def search_on_stack(
         UnclearWish: the wish cannot be searched.
         ClientTooSlow, WorkloadError, OSError: as `search_slo`.
     """
-    owner = f"slo-search of {wish.model} (pid {os.getpid()} on {socket.gethostname()})"
+    owner = owner_here(f"slo-search of {wish.model}")
     async with found_replica(config, wish.model, wish.replica_id) as found:
         question = wish.question(config, found.pool.hardware_class)
         hold = StoreHold(found.store, found.tables, found.replica, owner=owner, clock=SystemClock())

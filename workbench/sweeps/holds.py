@@ -3,21 +3,26 @@
     exclusive        the replica is RESERVED in the routing table: no gateway worker sends to it
     behind gateway   its siblings are RESERVED: the gateway serves the model version by this replica alone
 
-A reservation renews itself and runs out soon after its holder dies. That workers have taken the table up is
-waited for; what slips through nevertheless shows in the engine's counters.
+A reservation renews itself and runs out soon after its holder dies; one of a dead process of this machine is waited
+for. That workers have taken the table up is waited for too; what slips through nevertheless shows in the engine's
+counters.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import psutil
 import redis.asyncio
 
 from serving.core.ports import Clock, RoutingTableSource
 from serving.core.state import ReplicaState, RoutingTable
-from serving.store.reservations import reserve
+from serving.store.reservations import ReplicaReserved, Reservation, reservations, reserve
 from workbench.sweeps.cells import MeasuredReplica
 
 RESERVATION_TTL_S = 30.0
@@ -25,6 +30,7 @@ TABLE_TIMEOUT_S = 10.0
 # Workers look for a new table at least once a second.
 TAKE_UP_S = 1.2
 POLL_S = 0.1
+_PROCESS = re.compile(r"\(pid (\d+) on (.+)\)$")
 
 
 class NotHeld(Exception):
@@ -95,9 +101,21 @@ class StoreHold:
     async def _reserved(self, replica_ids: list[str]) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for replica_id in replica_ids:
-                reservation = await reserve(self._store, replica_id, self._owner, RESERVATION_TTL_S)
-                await stack.enter_async_context(reservation)
+                await stack.enter_async_context(await self._take(replica_id))
             yield
+
+    async def _take(self, replica_id: str) -> Reservation:
+        """Waits for what a dead holder left to run out; a living one is not waited for."""
+        deadline_s = self._clock.monotonic_s() + RESERVATION_TTL_S + TAKE_UP_S
+        while True:
+            try:
+                return await reserve(self._store, replica_id, self._owner, RESERVATION_TTL_S)
+            except ReplicaReserved:
+                holder = (await reservations(self._store, [replica_id])).get(replica_id)
+                lives = holder is not None and not is_of_a_dead_process(holder)
+                if lives or self._clock.monotonic_s() >= deadline_s:
+                    raise
+            await self._sleep(POLL_S)
 
     async def _until(self, holds: Callable[[dict[str, ReplicaState]], bool]) -> None:
         deadline_s = self._clock.monotonic_s() + TABLE_TIMEOUT_S
@@ -114,6 +132,17 @@ class StoreHold:
         """State by id of every replica of the model version, in all pools."""
         table = await self._tables.read()
         return {} if table is None else states_of(table, self._replica)
+
+
+def owner_here(what: str) -> str:
+    """Who measures, for those who find a replica taken: what it does, and which process it is."""
+    return f"{what} (pid {os.getpid()} on {socket.gethostname()})"
+
+
+def is_of_a_dead_process(owner: str) -> bool:
+    """Whether `owner` names a process of this machine that is no more."""
+    found = _PROCESS.search(owner)
+    return found is not None and found[2] == socket.gethostname() and not psutil.pid_exists(int(found[1]))
 
 
 def states_of(table: RoutingTable, replica: MeasuredReplica) -> dict[str, ReplicaState]:

@@ -6,8 +6,6 @@ routing table → a ready replica of the model's version → what the stack wrot
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +22,7 @@ from workbench import loadgen
 from workbench.config import WorkbenchConfig
 from workbench.stack.state import PoolFacts, StackState
 from workbench.sweeps.cells import MeasuredReplica, Shape
-from workbench.sweeps.holds import StoreHold
+from workbench.sweeps.holds import StoreHold, owner_here
 from workbench.sweeps.limits import SweepLimits
 from workbench.sweeps.plan import SweepPlan
 from workbench.sweeps.preview import SweepPreview, preview
@@ -76,7 +74,7 @@ async def sweep_on_stack(
         WorkloadError: the model's tokenizer cannot make prompts of exact length.
     """
     async with _found(config, request) as found:
-        owner = f"sweep of {request.model} (pid {os.getpid()} on {socket.gethostname()})"
+        owner = owner_here(f"sweep of {request.model}")
         return await run_sweep(
             plan_of(config, request, found.pool),
             found.replica,
