@@ -4,6 +4,7 @@ Each part of the table follows the one who knows it, and keeps the last known wo
 
     pools, replica states   the store, where supervisors report; kept while the store does not answer
     champions, versions     the model registry; kept while MLflow does not answer
+    splits                  running rollouts, by the store; kept while it does not answer
     cost rows               the newest published cost table, expired rows included: the router judges
                             expiry at the moment of each decision
     policy                  the control plane's settings
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from serving.core.split import Split
 from serving.core.state import CostRow, Model, Pool, Replica, ReplicaState, RoutingPolicy, RoutingTable
 from serving.store.cost_table import PublishedCostTable
 from serving.store.replicas import ReplicaReport
@@ -45,7 +47,10 @@ class FleetSeen:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that one table is composed from. None means: this source does not answer, or never spoke."""
+    """All that one table is composed from. None means: this source does not answer, or never spoke.
+
+    `splits` are those of running rollouts, by model.
+    """
 
     now_s: float
     fleet: FleetSeen | None
@@ -54,6 +59,7 @@ class Observed:
     policy: RoutingPolicy
     tokens_per_byte: Mapping[str, float] = field(default_factory=dict)
     report_max_age_s: float = 5.0
+    splits: Mapping[str, Split] | None = field(default_factory=dict)
 
 
 def compose(observed: Observed, previous: RoutingTable | None) -> RoutingTable | None:
@@ -139,7 +145,11 @@ def _models(observed: Observed, previous: RoutingTable | None, pools: tuple[Pool
             champion = known[name].champion if name in known else None
             registered = known[name].versions if name in known else ()
         versions = tuple(sorted(served.union(registered), key=_version_order))
-        model = Model(name=name, task=tasks[name], champion=champion, versions=versions)
+        if observed.splits is not None:
+            split = observed.splits.get(name)
+        else:
+            split = known[name].split if name in known else None
+        model = Model(name=name, task=tasks[name], champion=champion, versions=versions, split=split)
         if name in observed.tokens_per_byte:
             model = replace(model, tokens_per_byte=observed.tokens_per_byte[name])
         models.append(model)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from serving.core.split import Split
 from serving.core.values import value
 
 ROUTING_TABLE_SCHEMA = 1
@@ -99,13 +100,17 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served name: its versions and the one that a request without a version gets."""
+    """A served name: its versions and the one that a request without a version gets.
+
+    While a rollout runs, `split` says which that is, whatever the champion.
+    """
 
     name: str
     task: Task
     champion: str | None
     versions: tuple[str, ...]
     tokens_per_byte: float = 0.5
+    split: Split | None = None
 
 
 @dataclass(frozen=True, slots=True)

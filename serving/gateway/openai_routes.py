@@ -83,6 +83,7 @@ class _Visit:
     outcome: Outcome
     headers: Headers
     target_replica: str | None = None
+    session: bytes | None = None
 
 
 class HotRoutes:
@@ -140,7 +141,8 @@ class HotRoutes:
         asked = self._parts.builder.asked(body, principal)
         key = exchange.header(b"idempotency-key")
         target = None if exchange.header(_TARGET_HEADER) is None else _target(exchange, principal)
-        visit = _Visit(_ENDPOINTS[path], asked, body, principal, timeout_s, outcome, headers, target)
+        session = exchange.header(b"x-session-id")
+        visit = _Visit(_ENDPOINTS[path], asked, body, principal, timeout_s, outcome, headers, target, session)
         if key is None:
             await self._run(visit, exchange)
         else:
@@ -205,7 +207,14 @@ class HotRoutes:
         if parts.guardrails.check(tenant, visit.body) is None:
             await parts.guardrails.check_slowly(tenant, visit.body)
         call = parts.builder.build(
-            visit.endpoint, outcome.event_id, visit.asked, visit.body, tenant, visit.timeout_s, visit.target_replica
+            visit.endpoint,
+            outcome.event_id,
+            visit.asked,
+            visit.body,
+            tenant,
+            visit.timeout_s,
+            visit.target_replica,
+            visit.session,
         )
         outcome.call = call
         await self._reserve(call, visit)

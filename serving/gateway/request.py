@@ -20,6 +20,7 @@ from serving.core.state import RequestView, Task, Tier
 from serving.core.tenancy import Principal, Tenant, authorize
 from serving.core.values import value
 from serving.gateway.body import count, encode, optional
+from serving.gateway.sessions import Sessions
 
 
 class Endpoint(StrEnum):
@@ -124,8 +125,9 @@ class CacheSalts:
 class CallBuilder:
     """Checks the few fields that we read and writes the engine's body."""
 
-    def __init__(self, fleet: Fleet, salts: CacheSalts, default_output_tokens: int) -> None:
+    def __init__(self, fleet: Fleet, salts: CacheSalts, sessions: Sessions, default_output_tokens: int) -> None:
         self._fleet = fleet
+        self._sessions = sessions
         self._salts = salts
         self._default_output_tokens = default_output_tokens
         self._references: dict[str, tuple[str, str | None]] = {}
@@ -167,8 +169,11 @@ class CallBuilder:
         tenant: Tenant,
         timeout_s: float | None = None,
         target_replica: str | None = None,
+        session: bytes | None = None,
     ) -> Call:
         """The call of `body`, which is changed in place; `target_replica` is the only one that may serve it.
+
+        `session` is the client's name for the conversation. The version is settled here, for all tries.
 
         Raises:
             BadRequest: names the field at fault.
@@ -186,10 +191,16 @@ class CallBuilder:
         num_choices = num_prompts * (count(body, "n", at_least=1) or 1)
         limit = _max_output_tokens(endpoint, body)
         num_output_tokens = self._default_output_tokens if limit is None else limit
+        version = asked.version or self._fleet.version_of(
+            asked.model,
+            tenant.tenant_id,
+            tenant.regions,
+            lambda: self._sessions.of(session, body, tenant.tenant_id),
+        )
         view = RequestView(
             request_id,
             asked.model,
-            asked.version,
+            version,
             endpoint.task or self._fleet.model(asked.model).task,
             0 if endpoint is Endpoint.TOKENIZE else num_prompt_tokens,
             num_choices * num_output_tokens,

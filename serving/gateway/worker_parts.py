@@ -29,6 +29,7 @@ from serving.gateway.identity import Identity
 from serving.gateway.limits import LimitKeeper
 from serving.gateway.openai_routes import HotParts, HotRoutes, new_id
 from serving.gateway.request import CacheSalts, CallBuilder
+from serving.gateway.sessions import Sessions
 from serving.metering.spool import UsageSpool
 from serving.settings import GatewaySettings
 from serving.store.connection import connect
@@ -68,7 +69,8 @@ class WorkerParts:
         self.fleet = Fleet()
         self.feed = self._make_feed()
         self.identity = Identity(settings, self._store, clock, self._own_chance())
-        self.builder = CallBuilder(self.fleet, _salts(settings), settings.default_output_tokens)
+        secret = _shared_secret(settings)
+        self.builder = CallBuilder(self.fleet, CacheSalts(secret), Sessions(secret), settings.default_output_tokens)
         dispatcher = self._make_dispatcher()
         self._guardrails = self._make_guardrails(dispatcher)
         self._limits = LimitKeeper(self._pipe, clock, num_workers=settings.num_workers, on_trip=metrics.count_trip)
@@ -199,8 +201,12 @@ class WorkerParts:
         )
 
 
-def _salts(settings: GatewaySettings) -> CacheSalts:
+def _shared_secret(settings: GatewaySettings) -> bytes:
+    """Keys of tenants' caches and of sessions that no client named: both mean something only if all workers agree."""
     if settings.cache_salt_secret is not None:
-        return CacheSalts(settings.cache_salt_secret.get_secret_value().encode())
-    logger.warning("WORKBENCH_GATEWAY_CACHE_SALT_SECRET is not set: cached prefixes are shared with no other worker")
-    return CacheSalts(secrets.token_bytes(32))
+        return settings.cache_salt_secret.get_secret_value().encode()
+    logger.warning(
+        "WORKBENCH_GATEWAY_CACHE_SALT_SECRET is not set: cached prefixes are shared with no other worker, and a session "
+        "that its client does not name may get another version from each"
+    )
+    return secrets.token_bytes(32)
