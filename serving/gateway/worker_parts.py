@@ -206,7 +206,7 @@ def _shared_secret(settings: GatewaySettings) -> bytes:
     if settings.cache_salt_secret is not None:
         return settings.cache_salt_secret.get_secret_value().encode()
     logger.warning(
-        "WORKBENCH_GATEWAY_CACHE_SALT_SECRET is not set: cached prefixes are shared with no other worker, and a session "
-        "that its client does not name may get another version from each"
+        "WORKBENCH_GATEWAY_CACHE_SALT_SECRET is not set: cached prefixes are shared with no other worker, and a "
+        "session that its client does not name may get another version from each"
     )
     return secrets.token_bytes(32)
