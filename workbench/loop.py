@@ -29,7 +29,7 @@ from workbench.stack.supervisor import Stack
 OnChange = Callable[[str, str], None]
 TAKE_UP_TIMEOUT_S = 10.0
 SETUP_SECONDS = Path(sys.prefix) / "setup-seconds"
-PROMPT = "What is the capital of France?"
+PROMPT = "What is the capital city of Japan?"
 
 
 class LoopFailed(Exception):

@@ -11,7 +11,7 @@ from checks import check, report  # type: ignore[import-not-found,unused-ignore]
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings  # type: ignore[import-not-found,unused-ignore]
 
 SERVER = {"base_url": os.environ["BASE_URL"], "api_key": os.environ["API_KEY"], "max_retries": 0}
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital city of Japan?"
 
 
 def chat(**options: Any) -> Any:

@@ -14,7 +14,7 @@ SERVER = {"api_base": os.environ["BASE_URL"], "api_key": os.environ["API_KEY"], 
 MODEL = f"openai/{os.environ['MODEL']}"
 ASKED: dict[str, Any] = {
     "model": MODEL,
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "messages": [{"role": "user", "content": "What is the capital city of Japan?"}],
     "max_tokens": 8,
     **SERVER,
 }

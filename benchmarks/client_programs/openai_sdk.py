@@ -11,7 +11,7 @@ import openai
 from checks import check, report  # type: ignore[import-not-found,unused-ignore]
 
 URL, KEY, MODEL = os.environ["BASE_URL"], os.environ["API_KEY"], os.environ["MODEL"]
-MESSAGES: Any = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES: Any = [{"role": "user", "content": "What is the capital city of Japan?"}]
 ASKED: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8}
 
 

@@ -100,7 +100,7 @@ async def create_chat_completion(
                 "answer": {
                     "value": {
                         "model": "smollm2-135m",
-                        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                        "messages": [{"role": "user", "content": "What is the capital city of Japan?"}],
                         "max_tokens": 32,
                     }
                 },
@@ -215,7 +215,7 @@ async def generate(
                 "messages": {
                     "value": {
                         "model": "smollm2-135m",
-                        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                        "messages": [{"role": "user", "content": "What is the capital city of Japan?"}],
                         "tier": "interactive",
                         "stream": True,
                     }

@@ -33,7 +33,8 @@ pytestmark = [
 ]
 
 CACHE = Path(__file__).parents[2] / ".workbench" / "models"
-QUESTION = "What is the capital of France?"
+# Its best first token is 1.4 ahead in logprob; "What is the capital of France?" is an exact tie on CPUs with AMX.
+QUESTION, ANSWER = "What is the capital city of Japan?", "The capital city of Japan is Tokyo."
 PLAIN_ENGLISH = """The river rises in the hills to the north of the town and flows slowly towards the sea. In spring, \
 when the snow melts, the water is high and the fields on both sides are often flooded for several weeks. Farmers have \
 learned to live with this. They build their houses on small mounds and keep their animals on higher ground until the \
@@ -128,11 +129,11 @@ async def test_smollm2_answers_rightly_at_once_and_streamed(smollm2: Supervised)
     status = await smollm2.ready()
     assert set(status.phases_s) == {"spawn", "import", "load", "warm_up"}
     async with EngineClient(status.url or "") as client:
-        assert await chat(client) == "The capital of France is Paris."
+        assert await chat(client) == ANSWER
         completion = {"model": "smollm2-135m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
         answer = await client.post_json("/v1/completions", completion, timeout_s=60)
         assert answer["choices"][0]["text"].startswith(" Paris")
-        assert await streamed_chat(client) == "The capital of France is Paris."
+        assert await streamed_chat(client) == ANSWER
 
 
 async def streamed_chat(client: EngineClient) -> str:
@@ -183,7 +184,7 @@ async def test_a_killed_engine_is_seen_and_answers_again(smollm2: Supervised, vi
     after = await smollm2.ready()
     assert after.num_restarts == before.num_restarts + 1
     async with EngineClient(after.url or "") as client:
-        assert await chat(client) == "The capital of France is Paris."
+        assert await chat(client) == ANSWER
 
 
 async def test_gemma_starts_each_prompt_with_bos_and_reads_plain_english(tmp_path: Path) -> None:

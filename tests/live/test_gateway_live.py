@@ -105,7 +105,7 @@ async def test_tokenize_generate_and_responses(stack: LiveStack) -> None:
     events = [data for event in EventSplitter().feed(streamed) if (data := payload(event)) is not None]
     assert events[-1] == b"[DONE]"
     assert "".join(orjson.loads(event).get("text", "") for event in events[:-2]) == said["text"]
-    asked = {"model": MODEL, "input": "What is the capital of France?", "max_output_tokens": 16, "temperature": 0}
+    asked = {"model": MODEL, "input": "What is the capital city of Japan?", "max_output_tokens": 16, "temperature": 0}
     status, answer = await post(stack, "/v1/responses", asked)
     assert status == 200, answer
     assert orjson.loads(answer)["usage"]["output_tokens"] <= 16
