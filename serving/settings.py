@@ -151,6 +151,7 @@ class ControlSettings(_Settings):
         tenants_path: file copy of the tenant directory; it seeds a store that has none.
         routing: the policy published with the table (JSON in the environment).
         registry_poll_s: seconds between two looks at the model registry.
+        lease_ttl_s: a control plane that says nothing for so long no longer moves rollouts.
     """
 
     model_config = SettingsConfigDict(env_prefix="WORKBENCH_CONTROL_", extra="forbid", frozen=True)
@@ -164,4 +165,5 @@ class ControlSettings(_Settings):
     compose_poll_s: float = Field(default=0.5, gt=0)
     registry_poll_s: float = Field(default=5.0, gt=0)
     report_max_age_s: float = Field(default=5.0, gt=0)
+    lease_ttl_s: float = Field(default=5.0, gt=0)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")

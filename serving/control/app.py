@@ -7,8 +7,8 @@ that source's last known word, and goes on. The table goes to the store first an
 the file; whichever sink was away gets the newest table when it is back, and so it is with the tenant directory
 (tenants.py). Each round leaves a heartbeat in the store (`control_health`), which ends by itself when the loop does.
 
-One control plane is assumed to run. Two would not corrupt the table (epochs are taken one by one), but
-would take turns; a lease with a fencing token belongs to the issue that adds rollouts.
+Two control planes do not corrupt the table (epochs are taken one by one) but take turns; rollouts are moved by the one
+that holds the lease alone (rollout.py).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import redis.asyncio
 from serving.clock import SystemClock
 from serving.control.compose import FleetSeen, Observed, Registered, compose, sole_versions
 from serving.control.registry_watch import RegistryReader, RegistryWatch
+from serving.control.rollout import RolloutKeeper, RolloutPorts
 from serving.control.tenants import TenantKeeper
 from serving.control.troubles import Troubles
 from serving.core.errors import ServingError, StaleEpoch
@@ -40,6 +41,7 @@ from serving.settings import ControlSettings
 from serving.store.connection import KEY_PREFIX, StoreUnavailable, connect, store_errors
 from serving.store.cost_table import FileCostTable, PublishedCostTable, StoreCostTable
 from serving.store.documents import Codec
+from serving.store.leases import Lease
 from serving.store.replicas import ReplicaReports
 from serving.store.reservations import reservations
 from serving.store.routing_table import FileRoutingTable, StoreRoutingTable
@@ -90,8 +92,12 @@ class ControlPlane:
         registry: RegistryWatch | None,
         tokens_per_byte: Mapping[str, float],
         clock: Clock,
+        rollouts: RolloutPorts | None = None,
     ) -> None:
-        """`registry` None means that no registry is configured: a model's only version is then its champion."""
+        """`registry` None means that no registry is configured: a model's only version is then its champion.
+
+        `rollouts` None moves none; those that run stand as they are.
+        """
         self._settings = settings
         self._client = client
         self._registry = registry
@@ -107,6 +113,10 @@ class ControlPlane:
         self._newest: RoutingTable | None = None
         self._settled_since_s = 0.0
         self._troubles = Troubles(logger)
+        self._rollouts = None
+        if rollouts is not None:
+            lease = Lease(client, "control", settings.lease_ttl_s)
+            self._rollouts = RolloutKeeper(client, lease, rollouts, clock, self._troubles)
         self._tenants = TenantKeeper(client, settings.tenants_path, clock, random.Random(), self._troubles)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -118,6 +128,8 @@ class ControlPlane:
                     await asyncio.wait_for(stop.wait(), self._settings.compose_poll_s)
         finally:
             await self._tenants.stop()
+            if self._rollouts is not None:
+                await self._rollouts.stop()
 
     async def step(self) -> RoutingTable | None:
         """One round; the newest table after it, None when nothing is known yet. A dead source raises nothing."""
@@ -149,10 +161,14 @@ class ControlPlane:
 
     async def _observe(self) -> Observed:
         fleet = await self._read_fleet()
+        # Once for both: a champion that changed in between would make a table of two moments.
+        registered = self._registered(fleet)
+        splits = None if self._rollouts is None else await self._rollouts.step(fleet, registered)
         return Observed(
             now_s=self._clock.now_s(),
             fleet=fleet,
-            registered=self._registered(fleet),
+            registered=registered,
+            splits=splits,
             cost=await self._read_cost(),
             policy=self._settings.routing,
             tokens_per_byte=self._tokens_per_byte,

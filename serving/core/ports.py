@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from serving.core.policies.rollout import Judgement
 from serving.core.state import RoutingTable
 
 
@@ -35,5 +36,29 @@ class RoutingTableSink(Protocol):
 
         Raises:
             StaleEpoch: a table with this epoch or a newer one is already there.
+        """
+        ...
+
+
+class Judge(Protocol):
+    """Who knows what the gates and the release managers say of a version. May block: it is asked in a thread."""
+
+    def judge(self, model: str, version: str) -> Judgement:
+        """The verdict of the gates and the approval that stands.
+
+        Raises:
+            ServingError: it is not known now.
+        """
+        ...
+
+
+class Champions(Protocol):
+    """The one writer of the registry's champion. May block: it is asked in a thread."""
+
+    def set_champion(self, model: str, version: str) -> None:
+        """Makes the version champion; nothing happens when it is.
+
+        Raises:
+            ServingError: the registry does not answer or refuses.
         """
         ...

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from serving.core.state import ReplicaState
+from serving.store import wanted_pools
 from serving.store.connection import connect
 from serving.store.replicas import ReplicaReports
 from workbench.cli.common import ConfigOption, JsonOption, emit, epilog, err, out, run, settings, table
 from workbench.cli.exits import CommandFailed, Exit
-from workbench.stack import wanted
 from workbench.wiring import store_url
 
 app = typer.Typer(no_args_is_help=True, help="Pools: replicas of one model on one hardware class.")
@@ -65,7 +65,7 @@ async def _wish(config_path: ConfigOption, pool_id: str, to_run: bool, timeout_s
     loaded.pool(pool_id)
     client = connect(store_url(loaded))
     try:
-        await wanted.ask(client, pool_id, to_run)
+        await wanted_pools.ask(client, pool_id, to_run)
         deadline_s = time.monotonic() + timeout_s
         with err.status(f"waiting for {pool_id} to {'be ready' if to_run else 'end'}"):
             while await _is_ready(ReplicaReports(client), pool_id) is not to_run:

@@ -21,6 +21,7 @@ from typing import Any
 import redis.asyncio
 
 from serving.core.errors import ServingError
+from serving.store import wanted_pools
 from serving.store.connection import connect
 from serving.store.replicas import ReplicaReports
 from serving.store.server import LOG_NAME, StoreServer
@@ -253,7 +254,7 @@ class Stack:
                 await asyncio.sleep(LOOK_S)
                 self._save()
                 with contextlib.suppress(ServingError):
-                    for pool_id, run in (await wanted.asked(self.store)).items():
+                    for pool_id, run in (await wanted_pools.asked(self.store)).items():
                         if pool_id in self.pools and (pool_id not in starting or starting[pool_id].done()):
                             starting[pool_id] = asyncio.create_task(self._run_or_end(self.pools[pool_id], run))
                     await restarts.look()
