@@ -151,6 +151,7 @@ class ControlSettings(_Settings):
         tenants_path: file copy of the tenant directory; it seeds a store that has none.
         routing: the policy published with the table (JSON in the environment).
         registry_poll_s: seconds between two looks at the model registry.
+        decision_log_path: folder of the records of rollouts' decisions; None writes none.
         lease_ttl_s: a control plane that says nothing for so long no longer moves rollouts.
     """
 
@@ -161,6 +162,7 @@ class ControlSettings(_Settings):
     routing_table_path: Path | None = None
     cost_table_path: Path | None = None
     tenants_path: Path | None = None
+    decision_log_path: Path | None = None
     routing: RoutingPolicy = RoutingPolicy()
     compose_poll_s: float = Field(default=0.5, gt=0)
     registry_poll_s: float = Field(default=5.0, gt=0)

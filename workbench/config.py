@@ -115,12 +115,15 @@ class PoolConfig(Strict):
     """Replicas of one model on one hardware class under one engine configuration.
 
     `cores` binds each replica to cores, one list a replica; `engine` overrides the engine's flags
-    (serving/engine/flags.py); `urls` name the replicas of an attached pool.
+    (serving/engine/flags.py); `urls` name the replicas of an attached pool. `source` names other weights than the
+    model's: a candidate. `own_version` makes the engine's flags, with the weights, a version of their own.
     """
 
     model: Name
     hardware: str
     id: Name | None = None
+    source: str | None = Field(default=None, min_length=1)
+    own_version: bool = False
     num_units: PositiveInt = 1
     replicas: PositiveInt = 1
     cores: tuple[tuple[int, ...], ...] | None = None

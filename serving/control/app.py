@@ -22,14 +22,15 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import redis.asyncio
 
 from serving.clock import SystemClock
 from serving.control.compose import FleetSeen, Observed, Registered, compose, sole_versions
-from serving.control.registry_watch import RegistryReader, RegistryWatch
+from serving.control.judge import RegistryJudge
+from serving.control.registry_watch import RegistryWatch
 from serving.control.rollout import RolloutKeeper, RolloutPorts
 from serving.control.tenants import TenantKeeper
 from serving.control.troubles import Troubles
@@ -45,6 +46,7 @@ from serving.store.leases import Lease
 from serving.store.replicas import ReplicaReports
 from serving.store.reservations import reservations
 from serving.store.routing_table import FileRoutingTable, StoreRoutingTable
+from serving.telemetry.decision_log import RolloutLog
 
 if TYPE_CHECKING:
     from serving.control.registry import Registry
@@ -250,14 +252,16 @@ def _summary(table: RoutingTable) -> str:
     return f"{len(table.pools)} pools ({counts}), {len(table.cost_rows)} cost rows"
 
 
-async def serve(settings: ControlSettings, registry: RegistryWatch | None) -> None:
+async def serve(settings: ControlSettings, registry: RegistryWatch | None, rollouts: RolloutPorts | None) -> None:
     """Runs the control plane until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     client = connect(_redis_url(settings))
     tokens_per_byte = {name: entry.tokens_per_byte for name, entry in CATALOGUE.items()}
-    plane = ControlPlane(settings, client, registry=registry, tokens_per_byte=tokens_per_byte, clock=SystemClock())
+    plane = ControlPlane(
+        settings, client, registry=registry, tokens_per_byte=tokens_per_byte, clock=SystemClock(), rollouts=rollouts
+    )
     logger.info("the control plane runs, pid %d", os.getpid())
     try:
         await plane.run(stop)
@@ -275,14 +279,16 @@ def main() -> int:
         print(f"control plane: {error}", file=sys.stderr)  # noqa: T201 - there are no settings to log by
         return 2
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    registry = None
+    registry = rollouts = None
     if settings.mlflow_tracking_uri is not None:
         table_path = settings.routing_table_path
         path = None if table_path is None else table_path.with_name(REGISTRY_FILE)
-        uri = settings.mlflow_tracking_uri
-        registry = RegistryWatch(_mlflow_reader(uri), settings.registry_poll_s, path, uri=uri)
+        mlflow = LazyRegistry(settings.mlflow_tracking_uri)
+        registry = RegistryWatch(mlflow.read, settings.registry_poll_s, path, uri=settings.mlflow_tracking_uri)
         registry.start()
-    asyncio.run(serve(settings, registry))
+        log = RolloutLog(settings.decision_log_path)
+        rollouts = RolloutPorts(RegistryJudge(mlflow.tags), mlflow, log.write)
+    asyncio.run(serve(settings, registry, rollouts))
     return 0
 
 
@@ -294,16 +300,27 @@ def _redis_url(settings: ControlSettings) -> str:
     return settings.redis_url
 
 
-def _mlflow_reader(tracking_uri: str) -> RegistryReader:
-    @cache
-    def registry() -> Registry:
-        # MLflow takes seconds to import and is only in the `bench` extra: the watching thread pays for it.
+class LazyRegistry:
+    """The registry, imported by the thread that first asks: MLflow takes seconds, and is only in the `bench` extra."""
+
+    def __init__(self, tracking_uri: str) -> None:
+        self._tracking_uri = tracking_uri
+
+    def read(self, names: frozenset[str]) -> Registered:
+        """Champions, and all versions of the named models. Raises ServingError."""
+        registry = self._registry
+        return Registered(registry.champions(), {name: registry.versions(name) for name in sorted(names)})
+
+    def tags(self, model: str, version: str) -> Mapping[str, str]:
+        """Tags of a version. Raises ServingError."""
+        return self._registry.tags(model, version)
+
+    def set_champion(self, model: str, version: str) -> None:
+        """As `Registry.set_champion`."""
+        self._registry.set_champion(model, version)
+
+    @cached_property
+    def _registry(self) -> Registry:
         from serving.control.registry import Registry
 
-        return Registry(tracking_uri)
-
-    def read(names: frozenset[str]) -> Registered:
-        versions = {name: registry().versions(name) for name in sorted(names)}
-        return Registered(registry().champions(), versions)
-
-    return read
+        return Registry(self._tracking_uri)

@@ -174,6 +174,25 @@ class Registry:
                 if not token:
                     return found
 
+    def set_champion(self, name: str, version: str) -> None:
+        """Makes the version champion, by the word of a rollout; nothing happens when it is.
+
+        Raises:
+            RegistryUnavailable, RegistryRefused: MLflow is down, or said no.
+        """
+        with mlflow_errors(self._tracking_uri):
+            if str(self._client().get_registered_model(name).aliases.get(CHAMPION)) != version:
+                self._client().set_registered_model_alias(name, CHAMPION, version)
+
+    def tags(self, name: str, version: str) -> dict[str, str]:
+        """All tags of a version.
+
+        Raises:
+            RegistryUnavailable, RegistryRefused: MLflow is down, or said no.
+        """
+        with mlflow_errors(self._tracking_uri):
+            return dict(self._client().get_model_version(name, version).tags)
+
     def versions(self, name: str) -> tuple[str, ...]:
         """Versions of the model, oldest first; none for an unknown name.
 

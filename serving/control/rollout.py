@@ -108,12 +108,21 @@ class RolloutKeeper:
         self._troubles.over("rollouts")
         return {model: split for model, one in rollouts.items() if (split := one.split) is not None}
 
-    async def stop(self) -> None:
-        """Ends what runs in the background and gives the lease back."""
+    async def settled(self) -> None:
+        """Returns when judge and registry have heard and answered what they were asked so far."""
+        tasks = [task for watched in self._watched.values() for task in watched.tasks()]
+        await asyncio.gather(*tasks)
+
+    async def abandon(self) -> None:
+        """Ends what runs in the background, and leaves the lease to end by itself."""
         tasks = [task for watched in self._watched.values() for task in watched.tasks()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Ends what runs in the background and gives the lease back."""
+        await self.abandon()
         try:
             await self._lease.release()
         except StoreUnavailable as error:
@@ -173,7 +182,6 @@ class RolloutKeeper:
             await asyncio.to_thread(self._ports.champions.set_champion, model, version)
         except ServingError as error:
             self._troubles.begin(topic, f"{error.message}; {model}@{version} becomes champion when it answers")
-            await asyncio.sleep(JUDGE_EVERY_S)
         else:
             self._troubles.over(topic)
 

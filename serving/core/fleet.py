@@ -15,13 +15,14 @@ of a replica's state touches a whole pool.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from serving.core import split
 from serving.core.errors import BadRequest, NotFound
 from serving.core.policies import cost, routing
 from serving.core.policies.cost import RowState
+from serving.core.split import Place
 from serving.core.state import (
     Model,
     Pool,
@@ -158,27 +159,26 @@ class Fleet:
             )
         return pools or ()
 
-    def version_of(self, name: str, tenant_id: str, regions: Collection[str], session: Callable[[], str]) -> str | None:
+    def version_of(self, name: str, regions: Collection[str], place: Place | None) -> str | None:
         """The version for a request that names none: by the model's split, else its champion; None without one.
 
         Args:
             name: of the model.
-            tenant_id: who asks.
             regions: those that the tenant grants; `*` among them is every region.
-            session: asked only while a rollout runs.
+            place: of the request's session in the split; None where the model has none.
 
         Raises:
             NotFound: there is no such model.
         """
         model = self.model(name)
-        if model.split is None:
+        if model.split is None or place is None:
             return model.champion
 
         def is_ready(version: str) -> bool:
             pools = self._by_version.get((name, version), ())
             return any(pool.ready and ("*" in regions or pool.pool.region in regions) for pool in pools)
 
-        return split.choose(model.split, tenant_id, session(), is_ready)
+        return split.choose(model.split, place, is_ready)
 
     def model(self, name: str) -> Model:
         """The served model of that name.

@@ -40,24 +40,31 @@ class Split:
     shadow_frac: float = 0.0
 
 
-def place(rollout_id: str, tenant_id: str, session: str) -> float:
-    """Where in [0, 1) the session of a tenant stands in a rollout."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tenant's session in a rollout; `at` in [0, 1) also names it where neither tenant nor session is to be told."""
+
+    tenant_id: str
+    at: float
+
+
+def place(rollout_id: str, tenant_id: str, session: str) -> Place:
+    """Where the session of a tenant stands in a rollout."""
     key = b"\0".join(part.encode("utf-8", "surrogatepass") for part in (rollout_id, tenant_id, session))
     # 53 bits: every one of them is a number of its own, and below 1.
-    return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 11) / (1 << 53)
+    at = (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 11) / (1 << 53)
+    return Place(tenant_id, at)
 
 
-def choose(split: Split, tenant_id: str, session: str, is_ready: Callable[[str], bool]) -> str:
+def choose(split: Split, place: Place, is_ready: Callable[[str], bool]) -> str:
     """The version for a request that names none.
 
     Args:
         split: of the model that is asked for.
-        tenant_id: whose request it is.
-        session: what holds the tenant's requests together.
+        place: of the request's session in it.
         is_ready: whether a version has a replica that may serve the request now.
     """
-    if split.share_frac <= 0.0 or tenant_id in split.deny:
+    if split.share_frac <= 0.0 or place.tenant_id in split.deny:
         return split.stable
-    is_drawn = place(split.rollout_id, tenant_id, session) < split.share_frac
-    is_in = tenant_id in split.allow if split.allow else is_drawn
+    is_in = place.tenant_id in split.allow if split.allow else place.at < split.share_frac
     return split.candidate if is_in and is_ready(split.candidate) else split.stable

@@ -20,7 +20,7 @@ from serving.core.state import RequestView, Task, Tier
 from serving.core.tenancy import Principal, Tenant, authorize
 from serving.core.values import value
 from serving.gateway.body import count, encode, optional
-from serving.gateway.sessions import Sessions
+from serving.gateway.sessions import Sessions, Trial
 
 
 class Endpoint(StrEnum):
@@ -91,7 +91,7 @@ class Call:
     """A checked request: what the router reads and what the engine gets.
 
     `max_output_tokens` is the client's bound on one choice, None where it gave none. `timeout_s` is its deadline,
-    counted from its arrival; None without one.
+    counted from its arrival; None without one. `trial` is what a running rollout is told of it; None outside of one.
     """
 
     endpoint: Endpoint
@@ -102,6 +102,7 @@ class Call:
     num_choices: int = 1
     max_output_tokens: int | None = None
     timeout_s: float | None = None
+    trial: Trial | None = None
 
 
 class CacheSalts:
@@ -191,12 +192,12 @@ class CallBuilder:
         num_choices = num_prompts * (count(body, "n", at_least=1) or 1)
         limit = _max_output_tokens(endpoint, body)
         num_output_tokens = self._default_output_tokens if limit is None else limit
-        version = asked.version or self._fleet.version_of(
-            asked.model,
-            tenant.tenant_id,
-            tenant.regions,
-            lambda: self._sessions.of(session, body, tenant.tenant_id),
-        )
+        version, trial = asked.version, None
+        split = self._fleet.model(asked.model).split if version is None else None
+        if split is not None:
+            trial = self._sessions.trial(split, session, body, tenant.tenant_id)
+        if version is None:
+            version = self._fleet.version_of(asked.model, tenant.regions, None if trial is None else trial.place)
         view = RequestView(
             request_id,
             asked.model,
@@ -215,7 +216,7 @@ class CallBuilder:
             body["cache_salt"] = self._salts.of(tenant)
             if asked.tier is not Tier.DEFAULT:
                 body["priority"] = ENGINE_PRIORITIES[asked.tier]
-        return Call(endpoint, view, encode(body), stream, wants_usage, num_choices, limit, timeout_s)
+        return Call(endpoint, view, encode(body), stream, wants_usage, num_choices, limit, timeout_s, trial)
 
     def resolve(self, reference: str, principal: Principal) -> tuple[str, str | None]:
         """Name and version of `name[@version]`.

@@ -11,9 +11,20 @@ import hashlib
 import hmac
 from typing import Any
 
+from serving.core.split import Place, Split, place
+from serving.core.values import value
 from serving.gateway.body import encode
 
 MAX_SESSION_BYTES = 512
+
+
+@value
+class Trial:
+    """A request in a running rollout: its session's place, and an HMAC of what it asks."""
+
+    split: Split
+    place: Place
+    prompt: str
 
 
 class Sessions:
@@ -37,6 +48,12 @@ class Sessions:
         if isinstance(key, str) and key:
             return f"cache:{key[:MAX_SESSION_BYTES]}"
         return f"text:{self.fingerprint(tenant_id, _beginning(body))}"
+
+    def trial(self, split: Split, header: bytes | None, body: dict[str, Any], tenant_id: str) -> Trial:
+        """What a rollout of the model that is asked for is told of the request. Arguments as those of `of`."""
+        session = self.of(header, body, tenant_id)
+        asked = body.get("messages", body.get("prompt", body.get("input")))
+        return Trial(split, place(split.rollout_id, tenant_id, session), self.fingerprint(tenant_id, asked))
 
     def fingerprint(self, tenant_id: str, content: object) -> str:
         """An HMAC of content of a tenant, 128 bits."""

@@ -1,4 +1,6 @@
-"""Sampled routing decisions as JSON lines: written by each worker to a file of its own, read back for replay.
+"""Sampled routing decisions, and all that moved a rollout, as JSON lines, read back for replay.
+
+Each worker writes to a file of its own.
 
 A record holds token counts, loads and prices, never a prompt. `core.policies.routing.replay` makes the same
 decision from the record alone. A worker begins a new file with each day (UTC), so that `workbench purge` can take
@@ -14,18 +16,22 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from serving.core.decisions import Decision, RouteRecord
+from serving.core.policies.rollout import RolloutRecord
 from serving.core.state import RequestView, RouteView
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DAY_S = 86_400
 _RECORD = TypeAdapter(RouteRecord)
+_ROLLOUT_RECORD = TypeAdapter(RolloutRecord)
 
 
 class BrokenRecord(ValueError):
@@ -88,6 +94,31 @@ class DecisionLog:
         self.close()
 
 
+class RolloutLog:
+    """Appends decisions that moved a rollout to `<folder>/rollouts.jsonl`: a few a rollout, so that none is thinned."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder` None writes nothing."""
+        self._path = None if folder is None else folder / "rollouts.jsonl"
+
+    def write(self, record: RolloutRecord) -> None:
+        """Appends the record. A full disk is logged and costs records, not rollouts."""
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(orjson.dumps(record) + b"\n")
+        except OSError as error:
+            logger.error("a record of a rollout is lost: cannot write to %s: %s", self._path, error.strerror)
+
+
+def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
+    """The records of a file of rollouts, or of the one in a folder. Raises BrokenRecord."""
+    file = path / "rollouts.jsonl" if path.is_dir() else path
+    yield from _records(file, _ROLLOUT_RECORD) if file.exists() else ()
+
+
 def read(path: Path) -> Iterator[RouteRecord]:
     """The records of a file, or of all files of a folder in the order of their names.
 
@@ -96,13 +127,16 @@ def read(path: Path) -> Iterator[RouteRecord]:
     Raises:
         BrokenRecord: any other line that is no record.
     """
-    files = sorted(path.glob("decisions-*.jsonl")) if path.is_dir() else [path]
-    for file in files:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.endswith(b"\n"):
-                    continue
-                try:
-                    yield _RECORD.validate_json(line)
-                except ValidationError as error:
-                    raise BrokenRecord(f"{file}, line {number}: {error.errors(include_url=False)[0]['msg']}") from error
+    for file in sorted(path.glob("decisions-*.jsonl")) if path.is_dir() else [path]:
+        yield from _records(file, _RECORD)
+
+
+def _records(file: Path, kind: TypeAdapter[T]) -> Iterator[T]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                continue
+            try:
+                yield kind.validate_json(line)
+            except ValidationError as error:
+                raise BrokenRecord(f"{file}, line {number}: {error.errors(include_url=False)[0]['msg']}") from error

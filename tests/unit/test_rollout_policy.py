@@ -69,8 +69,8 @@ def test_a_good_candidate_comes_to_serve_everybody_step_by_step() -> None:
     [
         ({"num_ready": 0}, "ready replica"),
         ({"num_ready": None}, "ready replica"),
-        ({"judgement": None}, "verdict of the gates"),
-        ({"judgement": Judgement()}, "verdict of the gates"),
+        ({"judgement": None}, "gates' verdict"),
+        ({"judgement": Judgement()}, "gates' verdict"),
         ({"judgement": Judgement(Verdict.PASS)}, "approval of m@2"),
         ({"now_s": NOW_S - 90.0}, "50 s of this step"),
         ({"signals": Signals(num_pairs=5)}, "15 pairs"),

@@ -69,6 +69,7 @@ def control_plane(config: WorkbenchConfig, layout: Layout, store_url: str, mlflo
         "WORKBENCH_CONTROL_ROUTING_TABLE_PATH": str(layout.routing_table_path),
         "WORKBENCH_CONTROL_COST_TABLE_PATH": str(layout.cost_table_path),
         "WORKBENCH_CONTROL_TENANTS_PATH": str(layout.tenants_path),
+        "WORKBENCH_CONTROL_DECISION_LOG_PATH": str(layout.decisions_dir),
         "WORKBENCH_CONTROL_ROUTING": json.dumps(config.routing.model_dump()),
     }
     return Service(

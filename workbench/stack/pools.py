@@ -98,6 +98,8 @@ class PoolRunner:
     async def _start(self) -> str:
         """Brings a replica up and publishes the pool; the version that it serves."""
         model = self._config.models[self.pool.model]
+        if self.pool.source is not None:
+            model = model.model_copy(update={"source": self.pool.source})
         began_s = time.monotonic()
         engine = await prepare(self.pool, model, self._where, self._on_change)
         self.fetch_s = time.monotonic() - began_s
@@ -109,12 +111,18 @@ class PoolRunner:
         async with asyncio.TaskGroup() as group:
             group.create_task(engine.replicas.start())
             version = group.create_task(
-                self._versions.of(self.pool.model, model.source, engine.weights_digest, model.task)
+                self._versions.of(self.pool.model, model.source, self._digest(engine), model.task)
             )
         if not engine.max_model_len:  # neither configured nor in the catalogue
             engine = self._engine = replace(engine, max_model_len=await _context_length(engine))
         await self._reports.publish_pool(self._published(engine, hardware, version.result()))
         return version.result()
+
+    def _digest(self, engine: Engine) -> str:
+        """What makes the version: the weights, and where the pool says so the engine's configuration."""
+        if not self.pool.own_version:
+            return engine.weights_digest
+        return f"{engine.weights_digest}+engine:{engine.fingerprint}"
 
     async def stop(self, *, settle_s: float = 0.0) -> None:
         """Drains and ends the replicas, then takes the pool out of the store.

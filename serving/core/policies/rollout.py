@@ -315,10 +315,10 @@ def _missing(view: RolloutView, phase: Phase, step: int) -> list[str]:
         return missing
     judgement = view.judgement or Judgement()
     if plan.needs_gate and judgement.verdict is not Verdict.PASS:
-        missing.append("a verdict of the gates (workbench gate)")
+        missing.append("the gates' verdict to be pass")
     share = plan.steps[step] if phase is Phase.STEP else 1.0
     if plan.approval_from_frac is not None and share >= plan.approval_from_frac and not judgement.is_approved:
-        missing.append(f"an approval of {rollout.model}@{rollout.candidate} (workbench canary approve)")
+        missing.append(f"an approval of {rollout.model}@{rollout.candidate}")
     if phase is Phase.PROMOTING:
         missing += [f"{name} within its tolerance" for name in plan.must_pass if name not in view.signals.passed]
     return missing
