@@ -46,6 +46,7 @@ class ErrorCode(StrEnum):
     PERMISSION_DENIED = "permission_denied"
     MODEL_NOT_FOUND = "model_not_found"
     REPLICA_NOT_FOUND = "replica_not_found"
+    REQUEST_NOT_FOUND = "request_not_found"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     OVERLOADED = "overloaded"

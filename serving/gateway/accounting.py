@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,9 +141,18 @@ class Accounts:
         spool: takes the usage events; None writes none.
         clock: ends requests.
         access_log: which requests get a line.
+        observe: told of each request that has ended, with its usage and price; None tells nobody.
     """
 
-    def __init__(self, metrics: GatewayMetrics, spool: UsageSpool | None, clock: Clock, access_log: AccessLog) -> None:
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        spool: UsageSpool | None,
+        clock: Clock,
+        access_log: AccessLog,
+        observe: Callable[[Outcome, Usage | None, float | None], None] | None = None,
+    ) -> None:
+        self._observe = observe
         self._metrics = metrics
         self._spool = spool
         self._clock = clock
@@ -182,6 +191,8 @@ class Accounts:
         self._count(outcome, usage, usd, code, ended_at_s)
         if self._spool is not None and outcome.principal is not None and (outcome.replayed or outcome.call is not None):
             self._spool.append(_event(outcome, usage, usd, now_s))
+        if self._observe is not None:
+            self._observe(outcome, usage, usd)
         is_wanted = self._access_log is AccessLog.ALL or (
             self._access_log is AccessLog.ERRORS and outcome.error is not None
         )

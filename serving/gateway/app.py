@@ -22,6 +22,7 @@ from serving.core.ports import Clock
 from serving.core.state import Model
 from serving.core.tenancy import AuthMode, Principal
 from serving.gateway import cors, docs_page, openapi
+from serving.gateway.feedback import add_feedback
 from serving.gateway.http_errors import error_response
 from serving.gateway.openai_routes import HOT_ROUTES, sane_request_id
 from serving.gateway.worker_parts import WorkerParts
@@ -102,6 +103,7 @@ class Gateway:
             summary="One model",
             responses={404: errors[404]},
         )
+        add_feedback(app, self._who, self._parts.observer)
         app.add_api_route(
             "/health", self._health, summary="Whether this worker can serve", responses={503: errors[503]}
         )

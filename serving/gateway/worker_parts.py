@@ -27,6 +27,7 @@ from serving.gateway.guardrails.screen import Guardrails, off_loop_checks
 from serving.gateway.idempotency import Replays
 from serving.gateway.identity import Identity
 from serving.gateway.limits import LimitKeeper
+from serving.gateway.observer import Observer
 from serving.gateway.openai_routes import HotParts, HotRoutes, new_id
 from serving.gateway.request import CacheSalts, CallBuilder
 from serving.gateway.sessions import Sessions
@@ -52,6 +53,7 @@ class WorkerParts:
         fleet, builder, identity: what FastAPI's routes read too.
         hot: answers on hot routes.
         feed: keeps the fleet fresh.
+        observer: tells running rollouts; None without a store.
     """
 
     def __init__(self, settings: GatewaySettings, clock: Clock, metrics: GatewayMetrics, seed: int) -> None:
@@ -73,6 +75,7 @@ class WorkerParts:
         self.builder = CallBuilder(self.fleet, CacheSalts(secret), Sessions(secret), settings.default_output_tokens)
         dispatcher = self._make_dispatcher()
         self._guardrails = self._make_guardrails(dispatcher)
+        self.observer = None if self._store is None else Observer(self._store, clock)
         self._limits = LimitKeeper(self._pipe, clock, num_workers=settings.num_workers, on_trip=metrics.count_trip)
         self._replays = self._make_replays()
         self.hot = HotRoutes(
@@ -83,7 +86,13 @@ class WorkerParts:
                 guardrails=self._guardrails,
                 limits=self._limits,
                 dispatcher=dispatcher,
-                accounts=Accounts(metrics, self._spool, clock, settings.access_log),
+                accounts=Accounts(
+                    metrics,
+                    self._spool,
+                    clock,
+                    settings.access_log,
+                    None if self.observer is None else self.observer.offer,
+                ),
                 metrics=metrics,
                 clock=clock,
                 keep_alive_s=settings.sse_keep_alive_s,
@@ -102,6 +111,9 @@ class WorkerParts:
                 stack.callback(self._spool.close)
                 spooling = asyncio.create_task(self._spool.run())
                 stack.callback(spooling.cancel)
+            if self.observer is not None:
+                observing = asyncio.create_task(self.observer.run())
+                stack.callback(observing.cancel)
             if self._decisions is not None:
                 stack.callback(self._decisions.close)
             if self._store is not None and self._pipe is not None:

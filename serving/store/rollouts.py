@@ -7,7 +7,7 @@ control plane names its lease too. Whatever fails in between, a rollout is as be
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import redis.asyncio
@@ -23,6 +23,7 @@ ROLLOUTS_KEY = f"{KEY_PREFIX}rollouts"
 MAX_OBSERVATIONS = 200_000
 READ_AT_ONCE = 5_000
 OBSERVED_FOR_S = 30 * 86_400
+RATED_FOR_S = 86_400
 MAX_TRIES = 5
 
 _ROLLOUT = Codec(Rollout, "rollout")
@@ -40,6 +41,20 @@ end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
 return 'ok'
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A request that may be rated: whose, by which version it was served, and in which rollout."""
+
+    tenant_id: str
+    request_id: str
+    rollout_id: str
+    version: str
+    session: str
+
+
+_RATED = Codec(Rated, "request to rate")
 
 
 class RolloutRuns(ServingError):
@@ -115,6 +130,22 @@ class Rollouts:
             after = text(entry_id)
         return after, [_OBSERVATION.decode(fields[b"seen"]) for _, fields in entries]
 
+    async def allow_ratings(self, rated: list[Rated]) -> None:
+        """Remembers requests for `RATED_FOR_S`, in one round trip, so that their tenants may rate them once."""
+        if not rated:
+            return
+        with store_errors("remember what may be rated"):
+            async with self._client.pipeline(transaction=False) as pipe:
+                for one in rated:
+                    pipe.set(_rating(one.tenant_id, one.request_id), _RATED.encode(one), ex=RATED_FOR_S)
+                await pipe.execute()
+
+    async def take_rated(self, tenant_id: str, request_id: str) -> Rated | None:
+        """The request, once; None when the tenant has none of that name to rate."""
+        with store_errors("look up what is rated"):
+            found = await self._client.getdel(_rating(tenant_id, request_id))
+        return None if found is None else _RATED.decode(found)
+
     async def _save(self, rollout: Rollout, revision: int, lease: Lease | None) -> str:
         data = _ROLLOUT.encode(rollout)
         script = _SAVE if lease is None else f"{FENCE}\n{_SAVE}"
@@ -128,3 +159,7 @@ class Rollouts:
 
 def _stream(rollout_id: str) -> str:
     return f"{KEY_PREFIX}observations:{rollout_id}"
+
+
+def _rating(tenant_id: str, request_id: str) -> str:
+    return f"{KEY_PREFIX}rating:{tenant_id}:{request_id}"

@@ -13,6 +13,7 @@ from serving.core.policies.routing import replay
 from serving.core.state import CostRow, RoutingPolicy
 from serving.engine.fake import FakeEngine
 from serving.gateway.app import Gateway
+from serving.gateway.feedback import FEEDBACK
 from serving.gateway.openai_routes import HOT_ROUTES, MODERATIONS
 from serving.telemetry.decision_log import BrokenRecord, read
 from serving.telemetry.logs import JsonFormatter
@@ -38,7 +39,7 @@ UNITS = (
 async def test_hot_routes_and_openapi_are_equal(gateway: Gateway) -> None:
     schema = (await get(gateway, "/openapi.json")).json
     posts = {path for path, operations in schema["paths"].items() if "post" in operations}
-    assert posts == set(HOT_ROUTES)
+    assert posts == {*HOT_ROUTES, FEEDBACK}
     for path in posts:
         operation = schema["paths"][path]["post"]
         assert operation["requestBody"]["content"]["application/json"]["examples"]
