@@ -64,6 +64,7 @@ class _Watched:
         self.tests = CanaryTests(rollout.stable, rollout.candidate)
         self.observed_until = "0"
         self.judgement: Judgement | None = None
+        self.waits_for: tuple[str, ...] | None = None
         self.judged_at_s = float("-inf")
         self.judging: asyncio.Task[None] | None = None
         self.writing: asyncio.Task[None] | None = None
@@ -94,7 +95,6 @@ class RolloutKeeper:
         self._troubles = troubles
         self._rollouts = Rollouts(client)
         self._watched: dict[str, _Watched] = {}
-        self._last: dict[str, RolloutDecision] = {}
 
     async def step(self, fleet: FleetSeen | None, registered: Registered | None) -> Mapping[str, Split] | None:
         """One round; the splits after it, by model. None when the store does not answer: they stand as they were."""
@@ -149,9 +149,9 @@ class RolloutKeeper:
         decision = decide(view)
         if decision.action is not Action.WAIT:
             rollout = await self._write(view, decision)
-        elif decision != self._last.get(rollout.rollout_id):
-            logger.info("rollout of %s: %s, waits for %s", rollout.model, decision.reason, decision.waits_for)
-        self._last[rollout.rollout_id] = decision
+        if decision.waits_for != watched.waits_for:
+            await self._rollouts.tell_waits(rollout.rollout_id, decision.waits_for)
+            watched.waits_for = decision.waits_for
         await self._tell(rollout, wishes, view.champion)
         return rollout
 

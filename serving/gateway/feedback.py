@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +16,7 @@ from serving.gateway.observer import Observer
 
 FEEDBACK = "/v1/feedback"
 MAX_BODY_BYTES = 4096
-RATINGS = ("up", "down")
+Rating = Literal["up", "down"]
 Who = Callable[[Request], Awaitable[Principal]]
 
 
@@ -26,13 +26,19 @@ class Feedback(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     request_id: str = Field(min_length=1, max_length=128, description="`x-request-id` of the answer")
-    rating: Literal["up", "down"]
+    rating: Rating
+
+
+_BODY = {
+    "schema": {"$ref": "#/components/schemas/Feedback"},
+    "examples": {"down": {"value": {"request_id": "3f1c0c2a9d8e4b7f60a1b2c3", "rating": "down"}}},
+}
 
 
 def add_feedback(app: FastAPI, who: Who, observer: Observer | None) -> None:
     """Adds the route. `observer` None answers 503: ratings need the store."""
 
-    async def rate(request: Request) -> dict[str, Any]:
+    async def rate(request: Request) -> Feedback:
         """Thumb up or down for an answer of yours, by its `x-request-id`, once and within a day. It is counted by the
         rollout that was comparing two versions when you asked; without one it is a 404 `request_not_found`."""
         principal = await who(request)
@@ -47,7 +53,7 @@ def add_feedback(app: FastAPI, who: Who, observer: Observer | None) -> None:
                 code=ErrorCode.REQUEST_NOT_FOUND,
                 param="request_id",
             )
-        return {"object": "feedback", "request_id": request_id, "rating": rating}
+        return Feedback(request_id=request_id, rating=rating)
 
     app.add_api_route(
         FEEDBACK,
@@ -55,15 +61,14 @@ def add_feedback(app: FastAPI, who: Who, observer: Observer | None) -> None:
         methods=["POST"],
         tags=["OpenAI API"],
         summary="Rate an answer",
+        response_model=Feedback,
         responses={status: openapi.ERRORS[status] for status in (400, 401, 403, 404, 413, 503)},
         # Described, not read by FastAPI: a wrong body is refused in the same words as on the hot routes.
-        openapi_extra={
-            "requestBody": {"required": True, "content": {"application/json": {"schema": Feedback.model_json_schema()}}}
-        },
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": _BODY}}},
     )
 
 
-async def _checked(request: Request) -> tuple[str, str]:
+async def _checked(request: Request) -> tuple[str, Rating]:
     """Request id and rating of the body. Raises BadRequest, BodyTooLarge."""
     raw = b""
     async for part in request.stream():
@@ -74,8 +79,8 @@ async def _checked(request: Request) -> tuple[str, str]:
     request_id, rating = body.get("request_id"), body.get("rating")
     if not isinstance(request_id, str) or not 0 < len(request_id) <= 128:
         raise BadRequest("'request_id' is required: the x-request-id of an answer", param="request_id")
-    if rating not in RATINGS:
+    if rating != "up" and rating != "down":
         raise BadRequest("'rating' must be 'up' or 'down'", param="rating")
     if strangers := sorted(set(body) - {"request_id", "rating"}):
         raise BadRequest(f"{strangers[0]!r} is no field of a rating", param=strangers[0])
-    return request_id, str(rating)
+    return request_id, "up" if rating == "up" else "down"

@@ -6,6 +6,7 @@ control plane names its lease too. Whatever fails in between, a rollout is as be
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -20,6 +21,7 @@ from serving.store.documents import Codec
 from serving.store.leases import FENCE, Lease, LeaseLost
 
 ROLLOUTS_KEY = f"{KEY_PREFIX}rollouts"
+WAITS_KEY = f"{KEY_PREFIX}rollout-waits"
 MAX_OBSERVATIONS = 200_000
 READ_AT_ONCE = 5_000
 OBSERVED_FOR_S = 30 * 86_400
@@ -129,6 +131,17 @@ class Rollouts:
         for entry_id, _ in entries:
             after = text(entry_id)
         return after, [_OBSERVATION.decode(fields[b"seen"]) for _, fields in entries]
+
+    async def tell_waits(self, rollout_id: str, waits_for: tuple[str, ...]) -> None:
+        """Tells people what a rollout waits for."""
+        with store_errors("tell what a rollout waits for"):
+            await self._client.hset(WAITS_KEY, rollout_id, json.dumps(waits_for))
+
+    async def waits(self) -> dict[str, tuple[str, ...]]:
+        """What each rollout was last said to wait for, by its id."""
+        with store_errors("read what rollouts wait for"):
+            found = await self._client.hgetall(WAITS_KEY)
+        return {text(rollout_id): tuple(json.loads(waits)) for rollout_id, waits in found.items()}
 
     async def allow_ratings(self, rated: list[Rated]) -> None:
         """Remembers requests for `RATED_FOR_S`, in one round trip, so that their tenants may rate them once."""

@@ -40,7 +40,7 @@ async def test_hot_routes_and_openapi_are_equal(gateway: Gateway) -> None:
     schema = (await get(gateway, "/openapi.json")).json
     posts = {path for path, operations in schema["paths"].items() if "post" in operations}
     assert posts == {*HOT_ROUTES, FEEDBACK}
-    for path in posts:
+    for path in HOT_ROUTES:
         operation = schema["paths"][path]["post"]
         assert operation["requestBody"]["content"]["application/json"]["examples"]
         assert {"200", "400", "404", "413", "429", "502", "503"} <= operation["responses"].keys()

@@ -11,6 +11,7 @@ import typer
 from serving.core.errors import ServingError, Unavailable
 from workbench.cli import (
     bench,
+    canary,
     compare,
     config,
     cost_table,
@@ -61,6 +62,7 @@ models.add_to(app)
 usage.add_to(app)
 purge.add_to(app)
 app.add_typer(pool.app, name="pool")
+app.add_typer(canary.app, name="canary")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
 app.add_typer(cost_table.app, name="cost-table")
