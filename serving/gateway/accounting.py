@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from serving.core.errors import (
@@ -26,7 +26,7 @@ from serving.gateway.limits import Hold
 from serving.gateway.relay import Answer
 from serving.gateway.request import Call
 from serving.gateway.usage import Usage
-from serving.metering.events import UsageEvent, waste_of
+from serving.metering.events import UsageEvent, Waste, waste_of
 from serving.metering.spool import UsageSpool
 from serving.settings import AccessLog
 from serving.telemetry.metrics import GatewayMetrics
@@ -130,6 +130,8 @@ class Outcome:
         return "before_first_chunk" if self.answer is None else "mid_stream"
 
 
+Observe = Callable[["Accounts", Outcome, Usage | None, float | None], None]
+
 _TURNED_AWAY = (BadRequest, NotFound, Overloaded, Unavailable)
 
 
@@ -141,7 +143,7 @@ class Accounts:
         spool: takes the usage events; None writes none.
         clock: ends requests.
         access_log: which requests get a line.
-        observe: told of each request that has ended, with its usage and price; None tells nobody.
+        observe: told by whom, of each request that has ended, its usage and its price; None tells nobody.
     """
 
     def __init__(
@@ -150,18 +152,18 @@ class Accounts:
         spool: UsageSpool | None,
         clock: Clock,
         access_log: AccessLog,
-        observe: Callable[[Outcome, Usage | None, float | None], None] | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self._observe = observe
         self._metrics = metrics
         self._spool = spool
-        self._clock = clock
+        self.clock = clock
         self._access_log = access_log
         self._prices = Prices()
 
     def usd(self, outcome: Outcome) -> float | None:
         """What the request has cost so far by the cost table, at the load in which it was dispatched."""
-        return self._usd(outcome, outcome.usage, self._clock.now_s())
+        return self._usd(outcome, outcome.usage, self.clock.now_s())
 
     def _usd(self, outcome: Outcome, usage: Usage | None, now_s: float) -> float | None:
         choice = outcome.choice
@@ -177,13 +179,13 @@ class Accounts:
             pools,
             max_output_tokens=call.max_output_tokens,
             num_choices=call.num_choices,
-            now_s=self._clock.now_s(),
+            now_s=self.clock.now_s(),
         )
 
     def close(self, outcome: Outcome) -> None:
         """Counts and writes down a request that has ended, however it ended."""
-        ended_at_s = self._clock.monotonic_s()
-        usage, now_s = outcome.usage, self._clock.now_s()
+        ended_at_s = self.clock.monotonic_s()
+        usage, now_s = outcome.usage, self.clock.now_s()
         usd = self._usd(outcome, usage, now_s)
         if outcome.hold is not None:
             outcome.hold.settle(outcome.num_tokens_to_settle(usage), usd)
@@ -192,12 +194,19 @@ class Accounts:
         if self._spool is not None and outcome.principal is not None and (outcome.replayed or outcome.call is not None):
             self._spool.append(_event(outcome, usage, usd, now_s))
         if self._observe is not None:
-            self._observe(outcome, usage, usd)
+            self._observe(self, outcome, usage, usd)
         is_wanted = self._access_log is AccessLog.ALL or (
             self._access_log is AccessLog.ERRORS and outcome.error is not None
         )
         if is_wanted:
             logger.info("request", extra={"fields": _fields(outcome, usage, code, ended_at_s)})
+
+    def write_down(self, outcome: Outcome, waste: Waste) -> None:
+        """Writes the usage event of work that no client asked for; nothing where no engine worked."""
+        usage, now_s = outcome.usage, self.clock.now_s()
+        if self._spool is not None and outcome.principal is not None and usage is not None:
+            usd = self._usd(outcome, usage, now_s)
+            self._spool.append(replace(_event(outcome, usage, usd, now_s), waste=waste))
 
     def _count(self, outcome: Outcome, usage: Usage | None, usd: float | None, code: str, ended_at_s: float) -> None:
         model = "" if outcome.call is None else outcome.call.view.model

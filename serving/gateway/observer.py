@@ -47,7 +47,7 @@ class Observer:
         trial = None if outcome.call is None else outcome.call.trial
         if trial is None or outcome.choice is None or isinstance(outcome.error, _NOT_ITS_FAULT):
             return
-        seen = self._observation(outcome, trial, usage, usd)
+        seen = observation(outcome, trial, usage, usd, self._clock.now_s())
         tenant_id = "" if outcome.principal is None else outcome.principal.tenant.tenant_id
         rated = Rated(tenant_id, outcome.request_id, trial.split.rollout_id, seen.version, seen.session)
         self.keep(trial.split.rollout_id, seen, None if seen.failed else rated)
@@ -97,24 +97,25 @@ class Observer:
             else:
                 is_failing = False
 
-    def _observation(self, outcome: Outcome, trial: Trial, usage: Usage | None, usd: float | None) -> Observation:
-        assert outcome.choice is not None
-        now_s = self._clock.now_s()
-        seen = Observation(
-            Kind.REQUEST,
-            outcome.choice.route.version,
-            f"{trial.place.at:.17f}",
-            now_s,
-            trial.prompt,
-            failed=outcome.error is not None,
-        )
-        if outcome.error is not None or outcome.answer is None:
-            return seen
-        latency_s = outcome.ttft_s if outcome.ttft_s is not None else now_s - outcome.started_at_s
-        return replace(
-            seen,
-            finish_reason=outcome.answer.finish_reason,
-            num_output_tokens=0 if usage is None else usage.num_output_tokens,
-            latency_s=max(0.0, latency_s),
-            usd=usd,
-        )
+
+def observation(outcome: Outcome, trial: Trial, usage: Usage | None, usd: float | None, now_s: float) -> Observation:
+    """What a request that was sent to a replica says of its version."""
+    assert outcome.choice is not None
+    seen = Observation(
+        Kind.REQUEST,
+        outcome.choice.route.version,
+        f"{trial.place.at:.17f}",
+        now_s,
+        trial.prompt,
+        failed=outcome.error is not None,
+    )
+    if outcome.error is not None or outcome.answer is None:
+        return seen
+    latency_s = outcome.ttft_s if outcome.ttft_s is not None else now_s - outcome.started_at_s
+    return replace(
+        seen,
+        finish_reason=outcome.answer.finish_reason,
+        num_output_tokens=0 if usage is None else usage.num_output_tokens,
+        latency_s=max(0.0, latency_s),
+        usd=usd,
+    )

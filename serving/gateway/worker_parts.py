@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from serving.core.fleet import Fleet
 from serving.core.ports import Clock, RoutingTableSource
-from serving.gateway.accounting import Accounts
+from serving.gateway.accounting import Accounts, Outcome
 from serving.gateway.connections import Connections
 from serving.gateway.cors import cors_headers
 from serving.gateway.dispatch import Dispatcher
@@ -31,6 +31,8 @@ from serving.gateway.observer import Observer
 from serving.gateway.openai_routes import HotParts, HotRoutes, new_id
 from serving.gateway.request import CacheSalts, CallBuilder
 from serving.gateway.sessions import Sessions
+from serving.gateway.shadow import Shadow
+from serving.gateway.usage import Usage
 from serving.metering.spool import UsageSpool
 from serving.settings import GatewaySettings
 from serving.store.connection import connect
@@ -73,9 +75,10 @@ class WorkerParts:
         self.identity = Identity(settings, self._store, clock, self._own_chance())
         secret = _shared_secret(settings)
         self.builder = CallBuilder(self.fleet, CacheSalts(secret), Sessions(secret), settings.default_output_tokens)
+        self.observer = None if self._store is None else Observer(self._store, clock)
         dispatcher = self._make_dispatcher()
         self._guardrails = self._make_guardrails(dispatcher)
-        self.observer = None if self._store is None else Observer(self._store, clock)
+        self._shadow = None if self.observer is None else Shadow(dispatcher, self.observer, self._own_chance())
         self._limits = LimitKeeper(self._pipe, clock, num_workers=settings.num_workers, on_trip=metrics.count_trip)
         self._replays = self._make_replays()
         self.hot = HotRoutes(
@@ -91,7 +94,7 @@ class WorkerParts:
                     self._spool,
                     clock,
                     settings.access_log,
-                    None if self.observer is None else self.observer.offer,
+                    self._observe,
                 ),
                 metrics=metrics,
                 clock=clock,
@@ -120,6 +123,8 @@ class WorkerParts:
                 stack.push_async_callback(self._store.aclose)
                 stack.push_async_callback(self._pipe.close)
             stack.push_async_callback(self._connections.close)
+            if self._shadow is not None:
+                stack.push_async_callback(self._shadow.stop)
             stack.push_async_callback(self._guardrails.close)
             self._guardrails.start()
             if self._replays is not None:
@@ -137,6 +142,11 @@ class WorkerParts:
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
             self._metrics.flush()
+
+    def _observe(self, accounts: Accounts, outcome: Outcome, usage: Usage | None, usd: float | None) -> None:
+        if self.observer is not None and self._shadow is not None:
+            self.observer.offer(outcome, usage, usd)
+            self._shadow.offer(accounts, outcome, usage, usd)
 
     def _own_chance(self) -> random.Random:
         return random.Random(self._rng.getrandbits(64))

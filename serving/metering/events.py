@@ -33,6 +33,7 @@ class Waste(StrEnum):
 
     ABANDONED = "abandoned"  # the client left, or the deadline that it set passed
     RETRIED = "retried"  # a replica failed or was full; the request went on elsewhere, under an event of its own
+    SHADOW = "shadow"  # a request mirrored to a candidate version; its answer was scored and discarded
     FAILED = "failed"  # the engine broke off or the gateway was stopped: the client was told of an error
 
 
