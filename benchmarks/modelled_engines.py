@@ -33,6 +33,7 @@ class QueueEngine:
     cell_services: int = 400
 
     def p99_wait_s(self, rate_rps: float) -> float:
+        """The P99 of the wait for a slot (Erlang C); infinite where the queue grows without end."""
         offered = rate_rps * self.service_s
         if offered >= self.slots:
             return math.inf
@@ -44,11 +45,13 @@ class QueueEngine:
         return max(0.0, math.log(waits / 0.01) * self.service_s / (self.slots - offered))
 
     def capacity(self) -> float:
+        """The highest load that keeps the SLO."""
         return root(
             lambda rate: self.prefill_s + self.p99_wait_s(rate) <= self.ttft_limit_s, self.slots / self.service_s
         )
 
     def probe(self, rate_rps: float, rng: np.random.Generator, effort: int = 1) -> Probe:
+        """A cell at this rate, simulated request by request after a warm-up."""
         num_measured = max(1000, round(effort * self.cell_services * self.service_s * rate_rps))
         warm_up = num_measured // 5
         count = num_measured + warm_up
@@ -82,21 +85,26 @@ class BatchEngine:
     num_requests: int = 400
 
     def tpot_s(self, concurrency: float) -> float:
+        """The time of a step."""
         return self.base_s + self.per_seq_s * min(concurrency, self.kv_places)
 
     def ttft_s(self, concurrency: float) -> float:
+        """Four steps of prefill, and the wait for a place in the KV cache."""
         waiting = max(0.0, concurrency - self.kv_places) / self.kv_places
         return 4 * self.tpot_s(concurrency) + waiting * self.output_tokens * self.tpot_s(concurrency)
 
     def is_kept(self, concurrency: float) -> bool:
+        """Whether both limits hold at P99, in truth."""
         tail = math.exp(Z_99 * self.noise)
         in_tpot = self.tpot_s(concurrency) * tail <= self.tpot_limit_s
         return in_tpot and self.ttft_s(concurrency) * tail <= self.ttft_limit_s
 
     def capacity(self) -> float:
+        """The highest load that keeps the SLO."""
         return float(math.floor(root(self.is_kept, 4096.0) + 1e-9))
 
     def probe(self, concurrency: float, rng: np.random.Generator, effort: int = 1) -> Probe:
+        """A cell at this concurrency, with the noise of its requests and of the cell."""
         drift = math.exp(rng.normal(0, self.cell_noise))
         tpot = self.tpot_s(concurrency) * drift * np.exp(rng.normal(0, self.noise, effort * self.num_requests))
         ttft = self.ttft_s(concurrency) * drift * np.exp(rng.normal(0, self.noise, effort * self.num_requests))
@@ -108,6 +116,7 @@ class BatchEngine:
 
 
 def root(is_kept: Callable[[float], bool], highest: float) -> float:
+    """The highest load that is kept, by bisection."""
     low, high = 0.0, highest
     for _ in range(60):
         middle = (low + high) / 2
@@ -116,6 +125,7 @@ def root(is_kept: Callable[[float], bool], highest: float) -> float:
 
 
 def random_queue(rng: np.random.Generator) -> QueueEngine:
+    """A queue of 8 to 64 slots."""
     slots = int(rng.integers(8, 65))
     service_s = float(rng.uniform(0.5, 4.0))
     prefill_s = float(rng.uniform(0.05, 0.2))
