@@ -14,7 +14,7 @@ class UsageTotals:
     """Sums over requests.
 
     Attributes:
-        num_requests: events, but for the waste of first attempts, which are no requests of their own.
+        num_requests: events, but for the waste of first attempts and of mirrors, which are no requests of their own.
         num_prompt_tokens: cached ones included.
         usd: of the requests that have a price; `num_unpriced` have tokens and none.
         num_wasted_tokens: of all tokens, those of answers that no client got whole; `wasted_usd` likewise.
@@ -33,14 +33,15 @@ class UsageTotals:
 
     def add(self, event: UsageEvent) -> None:
         """Takes an event in."""
-        if event.waste is not Waste.RETRIED:
+        if event.waste not in (Waste.RETRIED, Waste.SHADOW):
             self.num_requests += 1
             self.num_replayed += event.replayed
             self.num_failed += event.status >= 400 or event.waste is not None
         self.num_prompt_tokens += event.num_prompt_tokens
         self.num_cached_tokens += event.num_cached_tokens
         self.num_output_tokens += event.num_output_tokens
-        self.usd += event.usd or 0.0
+        if event.waste is not Waste.SHADOW:  # nobody asked for it, so that nobody pays
+            self.usd += event.usd or 0.0
         self.num_unpriced += event.usd is None and event.num_tokens > 0
         if event.waste is not None:
             self.num_wasted_tokens += event.num_tokens

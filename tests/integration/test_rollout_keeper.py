@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,16 +129,10 @@ class World:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[redis.asyncio.Redis]:
-    with tempfile.TemporaryDirectory(prefix="wb-") as name:
-        server = StoreServer(Path(name) / "store")
-        await server.start()
-        client = connect(server.url)
-        try:
-            yield client
-        finally:
-            await client.aclose()
-            await server.stop()
+async def client(server: StoreServer) -> AsyncIterator[redis.asyncio.Redis]:
+    client = connect(server.url)
+    yield client
+    await client.aclose()
 
 
 @pytest.fixture
@@ -217,6 +209,28 @@ async def test_with_mlflow_dead_the_split_stands_and_it_goes_on_after(world: Wor
     over = await world.until(keeper, lambda r: r.phase.is_over)
     assert over.phase is (Phase.ROLLED_BACK if phase is Phase.ROLLING_BACK else Phase.PROMOTED)
     assert world.set_to == ([] if phase is Phase.ROLLING_BACK else ["2"])
+    await keeper.stop()
+
+
+@pytest.mark.parametrize("phase", [Phase.DEPLOYING, Phase.STEP, Phase.PROMOTING])
+async def test_with_the_store_dead_nothing_is_said_and_it_goes_on_after(
+    world: World, server: StoreServer, phase: Phase
+) -> None:
+    await world.begin()
+    world.alias_is_locked = phase is Phase.PROMOTING
+    keeper = world.keeper()
+    if phase is not Phase.DEPLOYING:
+        await world.until(keeper, lambda r: r.phase is phase)
+    here, fleet = await world.rollout(), await world.fleet()
+    await server.stop()
+    for _ in range(3):
+        assert await keeper.step(fleet, Registered({"m": world.champion}, {"m": ("1", "2")})) is None
+        await keeper.settled()
+    await server.start()
+    assert await world.rollout() == here
+    world.alias_is_locked = False
+    over = await world.until(keeper, lambda r: r.phase.is_over)
+    assert (over.phase, world.set_to) == (Phase.PROMOTED, ["2"])
     await keeper.stop()
 
 
