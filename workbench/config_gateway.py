@@ -56,7 +56,12 @@ class GatewayConfig(Strict):
     `auth_max_staleness_s` is how long workers authenticate by a tenant directory that nobody could confirm.
     `cors_origins` are the web pages (`https://app.example`, or `*`) that may call it from a browser.
     `sse_keep_alive_s`: a stream without a token for so long gets a comment, so that no proxy closes it.
+    `write_timeout_s`: a client that leaves its answer unread for so long is cut off.
+    `upstream_timeout_s`: an engine that has not completed an answer by then counts as failed.
+    `drain_timeout_s`: how long requests in flight may take when a worker ends.
+    `default_output_tokens` are reserved for a request that names no bound of its own.
     `access_log` says which requests get a line in the workers' logs: `all`, `errors` or `off`.
+    `decision_log_frac`: the share of requests whose routing decision is written down.
     """
 
     host: str = "127.0.0.1"
@@ -67,7 +72,12 @@ class GatewayConfig(Strict):
     auth_max_staleness_s: PositiveFloat = 3600.0
     cors_origins: tuple[str, ...] = ()
     sse_keep_alive_s: PositiveFloat = 15.0
+    write_timeout_s: PositiveFloat = 60.0
+    upstream_timeout_s: PositiveFloat = 600.0
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    default_output_tokens: PositiveInt = 256
     access_log: AccessLog = AccessLog.ERRORS
+    decision_log_frac: float = Field(default=0.01, ge=0, le=1)
     guardrails: GuardrailsConfig = GuardrailsConfig()
 
     @model_validator(mode="after")

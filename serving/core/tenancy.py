@@ -60,13 +60,19 @@ class GuardrailPolicy:
     blocklist: tuple[str, ...] = ()
 
 
+class Consent(StrEnum):
+    """What a tenant may allow its requests to be used for beyond their answers."""
+
+    SHADOW = "shadow"  # mirrored to a candidate version, scored and discarded
+
+
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """One customer of the endpoint.
 
     `sharing_group`: tenants of one group share cached prefixes; without one a tenant shares with nobody.
-    `regions`: where its requests may run. `stores_content`: whether idempotent replays may be kept; `consents`
-    names what else its content may be used for. `retention_days` by kind of data, over the defaults.
+    `regions`: where its requests may run. `stores_content`: whether idempotent replays may be kept; `consents`: what
+    else its content may be used for, nothing unless said. `retention_days` by kind of data, over the defaults.
     """
 
     tenant_id: str
@@ -78,7 +84,7 @@ class Tenant:
     sharing_group: str | None = None
     guardrails: GuardrailPolicy = GuardrailPolicy()
     stores_content: bool = True
-    consents: tuple[str, ...] = ()
+    consents: tuple[Consent, ...] = ()
     retention_days: dict[str, float] = field(default_factory=dict)
     disabled: bool = False
 

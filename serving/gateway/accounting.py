@@ -24,7 +24,7 @@ from serving.gateway.dispatch import Choice
 from serving.gateway.http_errors import Headers
 from serving.gateway.limits import Hold
 from serving.gateway.relay import Answer
-from serving.gateway.request import Call
+from serving.gateway.request import Asked, Call
 from serving.gateway.usage import Usage
 from serving.metering.events import UsageEvent, Waste, waste_of
 from serving.metering.spool import UsageSpool
@@ -39,8 +39,8 @@ class Outcome:
     """A request as far as it has come. Times are time.perf_counter(), but for `started_at_s`, in Unix seconds.
 
     `event_id` is the internal key: of the usage event and of the engine's request. `path` is what was asked for.
-    `replayed`: by the answer of an earlier request, no engine worked. `kept`: the answer came to its end and is there
-    for who comes again, whether or not its client stayed.
+    `asked` is known of a request that was let in. `replayed`: by the answer of an earlier request, no engine worked.
+    `kept`: the answer came to its end and is there for who comes again, whether or not its client stayed.
     """
 
     request_id: str
@@ -49,6 +49,7 @@ class Outcome:
     arrived_at_s: float
     started_at_s: float
     principal: Principal | None = None
+    asked: Asked | None = None
     replayed: bool = False
     kept: bool = False
     call: Call | None = None
@@ -191,7 +192,7 @@ class Accounts:
             outcome.hold.settle(outcome.num_tokens_to_settle(usage), usd)
         code = "ok" if outcome.error is None else str(outcome.error.code)
         self._count(outcome, usage, usd, code, ended_at_s)
-        if self._spool is not None and outcome.principal is not None and (outcome.replayed or outcome.call is not None):
+        if self._spool is not None and outcome.asked is not None:
             self._spool.append(_event(outcome, usage, usd, now_s))
         if self._observe is not None:
             self._observe(self, outcome, usage, usd)
@@ -231,20 +232,19 @@ class Accounts:
 
 
 def _event(outcome: Outcome, usage: Usage | None, usd: float | None, ended_at_s: float) -> UsageEvent:
-    assert outcome.principal is not None
-    view = None if outcome.call is None else outcome.call.view
+    assert outcome.principal is not None and outcome.asked is not None
     route = None if outcome.choice is None else outcome.choice.route
     return UsageEvent(
         id=outcome.event_id,
         tenant=outcome.principal.tenant.tenant_id,
         request_id=outcome.request_id,
         key_id=outcome.principal.key_id,
-        model="" if view is None else view.model,
+        model=outcome.asked.model,
         version="" if route is None else route.version,
         adapter=None,
         pool="" if route is None else route.pool_id,
         replica="" if route is None else route.replica_id,
-        tier="" if view is None else view.tier,
+        tier=outcome.asked.tier,
         num_prompt_tokens=0 if usage is None else usage.num_prompt_tokens,
         num_cached_tokens=0 if usage is None else usage.num_cached_tokens,
         num_output_tokens=0 if usage is None else usage.num_output_tokens,

@@ -32,6 +32,8 @@ from serving.telemetry.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
+_WHO = "principal"  # of the request, once it is known
+
 DESCRIPTION = (
     "OpenAI-compatible inference. Each request goes to the replica that has room and serves it cheapest within its "
     "latency objective; `x-served-by` says which pool, version and routing table that was."
@@ -51,19 +53,22 @@ class Gateway:
         self.hot_paths = {path.encode(): path for path in HOT_ROUTES}
         self.max_body_bytes = settings.max_body_bytes
         self.answer = self._parts.hot.answer
+        self.cors_headers = cors.cors_headers(settings.cors_origins)
         self.described = self._fastapi()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI, for all but the hot routes; every answer has its x-request-id."""
+        """ASGI, for all but the hot routes; every answer has its x-request-id, and x-ratelimit-* if it is to a key."""
         if scope["type"] != "http":
             await self.described(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
         request_id = sane_request_id(given).encode()
+        state = scope.setdefault("state", {})
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+                limits = [] if _WHO not in state else self._parts.limits.last_seen(state[_WHO])
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id), *limits]}
             await send(message)
 
         await self.described(scope, receive, with_id)
@@ -114,7 +119,9 @@ class Gateway:
         return app
 
     async def _who(self, request: Request) -> Principal:
-        return await self._parts.identity.authenticator.authenticate(_authorization(request))
+        principal = await self._parts.identity.authenticator.authenticate(_authorization(request))
+        request.scope["state"][_WHO] = principal
+        return principal
 
     async def _list_models(self, request: Request) -> dict[str, Any]:
         """The models that you may use, with their versions; `champion` answers when no version is asked for."""

@@ -77,6 +77,8 @@ class Dispatched:
         headers = [(b"content-type", b"application/json"), (b"x-request-id", self._request_id.encode())]
         if call.timeout_s is not None:
             headers.append((b"x-request-timeout-ms", b"%d" % (call.timeout_s * 1000)))
+        if call.traceparent is not None:
+            headers.append((b"traceparent", call.traceparent))
         self._upstream = await connections.client(self.choice.route.url).request(
             "POST",
             call.endpoint,

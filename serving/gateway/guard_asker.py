@@ -1,30 +1,45 @@
-"""The gateway's own questions to a guard model: a call like any other, routed to the model's pool."""
+"""The gateway's own questions to a guard model: a call like any other, routed to the model's pool and accounted for."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
 import orjson
 
-from serving.core.errors import UpstreamError
+from serving.core.errors import ClientGone, ServingError, UpstreamError
+from serving.core.ports import Clock
 from serving.core.state import Tier
 from serving.core.tenancy import ANY, Principal, Tenant
+from serving.gateway.accounting import Accounts, Outcome
 from serving.gateway.dispatch import Dispatcher
 from serving.gateway.http_errors import Headers
-from serving.gateway.request import CallBuilder, Endpoint
+from serving.gateway.request import Call, CallBuilder, Endpoint
 
 ASKER = Principal(Tenant("guardrails", models=(ANY,), tiers=tuple(Tier)), key_id="guardrails")
+"""Whose the usage of these calls is: no tenant pays for them."""
+PATH = "guardrails"
 MAX_OUTPUT_TOKENS = 32
 
 
 class GuardAsker:
     """Asks `model` whether a text is safe."""
 
-    def __init__(self, model: str, builder: CallBuilder, dispatcher: Dispatcher, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        model: str,
+        builder: CallBuilder,
+        dispatcher: Dispatcher,
+        accounts: Accounts,
+        clock: Clock,
+        new_id: Callable[[], str],
+    ) -> None:
         self._model = model
         self._builder = builder
         self._dispatcher = dispatcher
+        self._accounts = accounts
+        self._clock = clock
         self._new_id = new_id
 
     async def __call__(self, text: str) -> str:
@@ -40,17 +55,35 @@ class GuardAsker:
         # A cache of its own for each question: a prefix that one tenant asked about must not be quicker for another.
         tenant = replace(ASKER.tenant, sharing_group=event_id)
         call = self._builder.build(Endpoint.CHAT, event_id, asked, body, tenant)
-        dispatched = await self._dispatcher.dispatch(call, lambda _: None)
+        outcome = Outcome(event_id, event_id, PATH, self._clock.monotonic_s(), self._clock.now_s(), ASKER, asked)
+        outcome.call = call
+        body_of_answer = await self._answer(call, outcome)
         try:
-            assert dispatched.answer is not None  # dispatch() returns begun answers only
-            kept = _Kept()
-            await dispatched.answer.relay(kept, [])
-        finally:
-            dispatched.close()
-        try:
-            return str(orjson.loads(kept.body)["choices"][0]["message"]["content"])
+            return str(orjson.loads(body_of_answer)["choices"][0]["message"]["content"])
         except (orjson.JSONDecodeError, LookupError, TypeError) as error:
             raise UpstreamError(f"{self._model} answered in no form that is known") from error
+
+    async def _answer(self, call: Call, outcome: Outcome) -> bytes:
+        """The body of the model's answer, counted as any request is."""
+        kept = _Kept()
+        try:
+            dispatched = await self._dispatcher.dispatch(call, outcome.on_choice)
+            try:
+                outcome.answer = dispatched.answer
+                assert dispatched.answer is not None  # dispatch() returns begun answers only
+                await dispatched.answer.relay(kept, [])
+            finally:
+                dispatched.close()
+        except ServingError as error:
+            outcome.error = error
+            raise
+        except asyncio.CancelledError:
+            outcome.error = ClientGone("the request that it was asked for has ended")
+            raise
+        finally:
+            outcome.status = 200 if outcome.error is None else outcome.error.status
+            self._accounts.close(outcome)
+        return kept.body
 
 
 class _Kept:

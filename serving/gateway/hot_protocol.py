@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import unquote_to_bytes
 
 from serving.core.errors import BadRequest
+from serving.gateway.cors import CorsHeaders
 from serving.gateway.exchange import Exchange
+from serving.gateway.http_errors import Headers
 from serving.gateway.http_protocol import NOTHING, StaysHttp11
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ class HotApp(Protocol):
 
     hot_paths: dict[bytes, str]
     max_body_bytes: int
+    cors_headers: CorsHeaders
 
     async def answer(self, exchange: Exchange) -> None:
         """Answers, whatever happens; raises nothing but CancelledError."""
@@ -193,6 +196,11 @@ class HotProtocol(StaysHttp11):
             if len(self.pipeline) >= MAX_PIPELINED:  # from here on its leaving is noticed late
                 self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))
+
+    def refusal_headers(self) -> Headers:
+        """A page must be able to read why it was refused."""
+        origin = next((value for name, value in self.headers or () if name == b"origin"), None)
+        return self._app.cors_headers(origin)
 
     def _refuse_body(self, error: BadRequest) -> None:
         exchange = self.cycle

@@ -19,7 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from serving.core.errors import BadRequest, ErrorCode
-from serving.gateway.http_errors import error_response
+from serving.gateway.http_errors import Headers, error_response
 
 logger = logging.getLogger(__name__)
 
@@ -200,13 +200,18 @@ class StaysHttp11(HttpToolsProtocol):
         status, headers, body = error_response(error)
         logger.info("refused what came on a connection: %d %s, request %s", status, error.message, request_id)
         lines = [b"HTTP/1.1 %d %b" % (status, _PHRASES[status])]
-        lines += [name + b": " + value for name, value in (*self.server_state.default_headers, *headers)]
+        told = (*self.server_state.default_headers, *headers, *self.refusal_headers())
+        lines += [name + b": " + value for name, value in told]
         lines += [b"x-request-id: " + request_id.encode(), b"connection: close", b"content-length: %d" % len(body)]
         self._refusal = b"\r\n".join([*lines, b"", body])
         if self._reading == BODY:
             self._refuse_body(error)
         elif not self._is_answering:
             self._send_refusal()
+
+    def refusal_headers(self) -> Headers:
+        """What else the answer to a request that cannot be read says; `headers` are those read of it."""
+        return []
 
     def _refuse_body(self, error: BadRequest) -> None:
         """The request whose body it is has begun: it hears that no more comes, and whatever it answered stands."""

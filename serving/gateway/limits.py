@@ -56,7 +56,10 @@ class _Meter:
     at: int = 0
     local: LocalScope | None = None
 
-    def seen(self) -> Seen:
+    def seen(self, now_s: float) -> Seen:
+        """What counts, by whoever counts now."""
+        if self.local is not None:
+            return self.local.seen(now_s)
         return seen_in(self.values, self.at) if self.values else Seen()
 
 
@@ -226,7 +229,7 @@ class LimitKeeper:
     def last_seen(self, principal: Principal) -> Headers:
         """The x-ratelimit-* headers by what was last heard of the principal, for answers that reserve nothing."""
         account = self._account(principal)
-        return [] if account is None else account.rate_headers.of([meter.seen() for meter in account.meters])
+        return [] if account is None else account.rate_headers.of(self._seen(account))
 
     # ---- accounts
 
@@ -267,8 +270,11 @@ class LimitKeeper:
         try:
             check_whole_limits(account.scopes, num_tokens, usd, is_stream=is_stream)
         except ExceedsLimit as exceeds:
-            headers = account.rate_headers.of([meter.seen() for meter in account.meters])
-            raise LargerThanLimit(exceeds.message, headers) from exceeds
+            raise LargerThanLimit(exceeds.message, account.rate_headers.of(self._seen(account))) from exceeds
+
+    def _seen(self, account: _Account) -> list[Seen]:
+        now_s = self._clock.now_s()
+        return [meter.seen(now_s) for meter in account.meters]
 
     # ---- the store counts
 
@@ -319,7 +325,7 @@ class LimitKeeper:
         refusals: list[Refusal] = []
         for at, (scope, meter) in enumerate(zip(account.scopes, account.meters, strict=True)):
             if meter.local is None:
-                meter.local = LocalScope(scope, self._settings, self._num_workers, meter.seen(), now_s)
+                meter.local = LocalScope(scope, self._settings, self._num_workers, meter.seen(now_s), now_s)
             scopes.append(meter.local)
             refusal = meter.local.check(at, now_s, num_tokens, nano, meter.num_streams if is_stream else None)
             if refusal is not None:

@@ -51,6 +51,7 @@ _ENDPOINTS: Mapping[str, Endpoint] = {endpoint.value: endpoint for endpoint in E
 MAX_TIMEOUT_MS = 86_400_000
 _TARGET_HEADER = TARGET_HEADER.encode()
 _SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.{0,256})?")
 _draw_id = random.Random().getrandbits  # as unique as the system's own numbers, and cheaper
 
 
@@ -84,6 +85,7 @@ class _Visit:
     headers: Headers
     target_replica: str | None = None
     session: bytes | None = None
+    traceparent: bytes | None = None
 
 
 class HotRoutes:
@@ -138,11 +140,11 @@ class HotRoutes:
         if path == GENERATE:
             body = to_openai(body)
             path = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
-        asked = self._parts.builder.asked(body, principal)
+        asked = outcome.asked = self._parts.builder.asked(body, principal)
         key = exchange.header(b"idempotency-key")
         target = None if exchange.header(_TARGET_HEADER) is None else _target(exchange, principal)
-        session = exchange.header(b"x-session-id")
-        visit = _Visit(_ENDPOINTS[path], asked, body, principal, timeout_s, outcome, headers, target, session)
+        session, trace = exchange.header(b"x-session-id"), _traceparent(exchange)
+        visit = _Visit(_ENDPOINTS[path], asked, body, principal, timeout_s, outcome, headers, target, session, trace)
         if key is None:
             await self._run(visit, exchange)
         else:
@@ -157,10 +159,15 @@ class HotRoutes:
             )
         digest = sha256(exchange.body + (visit.target_replica or "").encode()).digest()
         told = self._with_limits(visit.headers, visit.outcome)
-        owner = await replays.begin(tenant, key, digest, exchange.path, exchange, told)
+        visit.outcome.replayed = True  # also where its client leaves before the end
+        try:
+            owner = await replays.begin(tenant, key, digest, exchange.path, exchange, told)
+        except ServingError:
+            visit.outcome.replayed = exchange.is_started
+            raise
         if owner is None:
-            visit.outcome.replayed = True
             return
+        visit.outcome.replayed = False
         recorder = owner.recorder(exchange)
         exchange.on_lost = recorder.detach
         try:
@@ -215,6 +222,7 @@ class HotRoutes:
             visit.timeout_s,
             visit.target_replica,
             visit.session,
+            visit.traceparent,
         )
         outcome.call = call
         await self._reserve(call, visit)
@@ -284,6 +292,12 @@ def _target(exchange: Exchange, principal: Principal) -> str:
     if not _SANE_REQUEST_ID.fullmatch(target):
         raise BadRequest(f"{TARGET_HEADER} must be the id of a replica", param=TARGET_HEADER)
     return target.decode("ascii")
+
+
+def _traceparent(exchange: Exchange) -> bytes | None:
+    """The client's place in its trace; one that is malformed is as none (W3C Trace Context, 3.2.2)."""
+    given = exchange.header(b"traceparent")
+    return given if given is not None and _TRACEPARENT.fullmatch(given) else None
 
 
 def _why_cancelled(exchange: Exchange) -> ServingError:

@@ -92,6 +92,7 @@ class Call:
 
     `max_output_tokens` is the client's bound on one choice, None where it gave none. `timeout_s` is its deadline,
     counted from its arrival; None without one. `trial` is what a running rollout is told of it; None outside of one.
+    `traceparent` ties the engine's spans to the client's (W3C Trace Context).
     """
 
     endpoint: Endpoint
@@ -103,6 +104,7 @@ class Call:
     max_output_tokens: int | None = None
     timeout_s: float | None = None
     trial: Trial | None = None
+    traceparent: bytes | None = None
 
 
 class CacheSalts:
@@ -171,6 +173,7 @@ class CallBuilder:
         timeout_s: float | None = None,
         target_replica: str | None = None,
         session: bytes | None = None,
+        traceparent: bytes | None = None,
     ) -> Call:
         """The call of `body`, which is changed in place; `target_replica` is the only one that may serve it.
 
@@ -216,7 +219,9 @@ class CallBuilder:
             body["cache_salt"] = self._salts.of(tenant)
             if asked.tier is not Tier.DEFAULT:
                 body["priority"] = ENGINE_PRIORITIES[asked.tier]
-        return Call(endpoint, view, encode(body), stream, wants_usage, num_choices, limit, timeout_s, trial)
+        return Call(
+            endpoint, view, encode(body), stream, wants_usage, num_choices, limit, timeout_s, trial, traceparent
+        )
 
     def resolve(self, reference: str, principal: Principal) -> tuple[str, str | None]:
         """Name and version of `name[@version]`.

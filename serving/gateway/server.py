@@ -49,6 +49,7 @@ class Worker:
         self.hot_paths = gateway.hot_paths
         self.max_body_bytes = gateway.max_body_bytes
         self.answer = gateway.answer
+        self.cors_headers = gateway.cors_headers
         self.is_ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -18,6 +18,7 @@ import orjson
 from serving.core.canary import Kind
 from serving.core.errors import ServingError
 from serving.core.state import Tier
+from serving.core.tenancy import Consent
 from serving.gateway.accounting import Accounts, Outcome
 from serving.gateway.dispatch import Dispatcher
 from serving.gateway.http_errors import Headers
@@ -29,7 +30,6 @@ from serving.metering.events import Waste
 
 logger = logging.getLogger(__name__)
 
-CONSENT = "shadow"
 MAX_RUNNING = 2
 TIMEOUT_S = 60.0
 
@@ -59,7 +59,7 @@ class Shadow:
         if trial is None or trial.split.shadow_frac <= 0.0 or outcome.error is not None or outcome.principal is None:
             return
         is_stable = outcome.choice is not None and outcome.choice.route.version == trial.split.stable
-        if not is_stable or outcome.replayed or CONSENT not in outcome.principal.tenant.consents:
+        if not is_stable or outcome.replayed or Consent.SHADOW not in outcome.principal.tenant.consents:
             return
         if self._rng.random() >= trial.split.shadow_frac:
             return
@@ -79,11 +79,12 @@ class Shadow:
     async def _mirror(
         self, accounts: Accounts, user: Outcome, usage: Usage | None, usd: float | None, trial: Trial
     ) -> None:
-        assert user.call is not None
+        assert user.call is not None and user.asked is not None
         event_id = f"{user.event_id}-shadow"
         mirror = replace(
             user,
             event_id=event_id,
+            asked=replace(user.asked, tier=Tier.BATCH),
             call=_mirrored(user.call, event_id, trial.split.candidate),
             hold=None,
             choice=None,

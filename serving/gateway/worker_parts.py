@@ -77,9 +77,10 @@ class WorkerParts:
         self.builder = CallBuilder(self.fleet, CacheSalts(secret), Sessions(secret), settings.default_output_tokens)
         self.observer = None if self._store is None else Observer(self._store, clock)
         dispatcher = self._make_dispatcher()
-        self._guardrails = self._make_guardrails(dispatcher)
+        accounts = Accounts(metrics, self._spool, clock, settings.access_log, self._observe)
+        self._guardrails = self._make_guardrails(dispatcher, accounts)
         self._shadow = None if self.observer is None else Shadow(dispatcher, self.observer, self._own_chance())
-        self._limits = LimitKeeper(self._pipe, clock, num_workers=settings.num_workers, on_trip=metrics.count_trip)
+        self.limits = LimitKeeper(self._pipe, clock, num_workers=settings.num_workers, on_trip=metrics.count_trip)
         self._replays = self._make_replays()
         self.hot = HotRoutes(
             HotParts(
@@ -87,15 +88,9 @@ class WorkerParts:
                 builder=self.builder,
                 replays=self._replays,
                 guardrails=self._guardrails,
-                limits=self._limits,
+                limits=self.limits,
                 dispatcher=dispatcher,
-                accounts=Accounts(
-                    metrics,
-                    self._spool,
-                    clock,
-                    settings.access_log,
-                    self._observe,
-                ),
+                accounts=accounts,
                 metrics=metrics,
                 clock=clock,
                 keep_alive_s=settings.sse_keep_alive_s,
@@ -130,8 +125,8 @@ class WorkerParts:
             if self._replays is not None:
                 stack.push_async_callback(self._replays.close)
                 self._replays.start()
-            stack.push_async_callback(self._limits.stop)
-            await self._limits.start()
+            stack.push_async_callback(self.limits.stop)
+            await self.limits.start()
             stack.push_async_callback(self.identity.stop)
             await self.identity.start()
             stack.push_async_callback(self.feed.stop)
@@ -202,10 +197,10 @@ class WorkerParts:
             decisions=self._decisions,
         )
 
-    def _make_guardrails(self, dispatcher: Dispatcher) -> Guardrails:
+    def _make_guardrails(self, dispatcher: Dispatcher, accounts: Accounts) -> Guardrails:
         settings = self._settings.guardrails
         model = settings.guard_model
-        ask = None if model is None else GuardAsker(model, self.builder, dispatcher, new_id)
+        ask = None if model is None else GuardAsker(model, self.builder, dispatcher, accounts, self._clock, new_id)
         return Guardrails(settings, off_loop_checks(settings, ask), self._metrics.count_guardrail)
 
     def _make_replays(self) -> Replays | None:

@@ -167,6 +167,28 @@ async def test_every_answer_has_its_request_id(gateway: Gateway) -> None:
         assert (await get(gateway, path, headers=[(b"x-request-id", b"mine")])).headers["x-request-id"] == "mine"
 
 
+async def test_a_trace_goes_on_in_the_engine(gateway: Gateway, engine: FakeEngine) -> None:
+    trace = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    await post(gateway, CHAT, chat(), [(b"traceparent", trace)])
+    assert engine.log.ended[-1].headers[b"traceparent"] == trace
+    for broken in (b"00-%032d-00f067aa0ba902b7-01" % 0, b"ff" + trace[2:], b"mine"):
+        assert (await post(gateway, CHAT, chat(), [(b"traceparent", broken)])).status == 200
+        assert b"traceparent" not in engine.log.ended[-1].headers
+
+
+async def test_every_answer_to_a_key_with_limits_tells_them(
+    make_gateway: MakeGateway, engine: FakeEngine, tmp_path: Path
+) -> None:
+    tenant = Tenant("t", models=("m",), limits=Limits(requests_per_minute=5))
+    gateway, (key,) = await with_tenants(make_gateway, engine, tmp_path, tenant)
+    mine = [(b"authorization", key)]
+    assert (await post(gateway, CHAT, chat(), mine)).headers["x-ratelimit-remaining-requests"] == "4"
+    for path, status in (("/v1/models", 200), ("/v1/models/m", 200), ("/v1/models/n", 404)):
+        answer = await get(gateway, path, headers=mine)
+        assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (status, "4")
+    assert not any(name.startswith("x-ratelimit") for name in (await get(gateway, "/v1/models")).headers)
+
+
 async def test_pages_of_other_origins(make_gateway: MakeGateway, engine: FakeEngine) -> None:
     gateway = await make_gateway(a_pool("p", {"r": engine.url}), cors_origins=("https://app.example",))
     asked = [(b"origin", b"https://app.example"), (b"access-control-request-method", b"POST")]
@@ -175,6 +197,9 @@ async def test_pages_of_other_origins(make_gateway: MakeGateway, engine: FakeEng
     answer = await post(gateway, CHAT, chat(), [(b"origin", b"https://app.example")])
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    too_many = [(b"origin", b"https://app.example"), *((b"x-%d" % number, b"") for number in range(200))]
+    refused = await post(gateway, CHAT, chat(), too_many)
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (431, "https://app.example")
     stranger = await post(gateway, CHAT, chat(), [(b"origin", b"https://evil.example")])
     assert "access-control-allow-origin" not in stranger.headers
 
@@ -277,14 +302,22 @@ async def test_each_request_that_was_let_in_leaves_one_usage_event(
 
 @pytest.mark.parametrize(("on_failure", "status"), [(OnFailure.CLOSED, 503), (OnFailure.OPEN, 200)])
 async def test_a_guard_model_is_asked_through_its_pool(
-    make_gateway: MakeGateway, make_engine: MakeEngine, engine: FakeEngine, on_failure: OnFailure, status: int
+    make_gateway: MakeGateway,
+    make_engine: MakeEngine,
+    engine: FakeEngine,
+    tmp_path: Path,
+    on_failure: OnFailure,
+    status: int,
 ) -> None:
     guard = await make_engine()  # its words are no verdict: what that means is the setting's to say
     settings = GuardrailSettings(actions={"guard_model": "block"}, guard_model="m@2", on_failure=on_failure)
     pools = (a_pool("p", {"r": engine.url}), replace(a_pool("g", {"g": guard.url}), version="2"))
-    gateway = await make_gateway(*pools, guardrails=settings)
+    gateway = await make_gateway(*pools, guardrails=settings, usage_dir=tmp_path / "usage")
     answer = await post(gateway, CHAT, chat())
     assert answer.status == status, answer.json
+    asked, answered = read_events(tmp_path / "usage")
+    assert (asked.tenant, asked.version, asked.status, asked.num_output_tokens) == ("guardrails", "2", 200, 32)
+    assert (answered.tenant, answered.model, answered.status) == ("default", "m", status)
     assert guard.log.ended[-1].body["messages"] == [{"role": "user", "content": "one two three"}]
     assert len(engine.log.ended) == (1 if status == 200 else 0)
     assert metric(gateway, "workbench_guardrail_finds_total", check="guard_model", outcome="failed_no_verdict") == 1

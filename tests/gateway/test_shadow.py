@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serving.core.canary import Kind
-from serving.core.tenancy import ApiKey, AuthMode, Tenant, TenantDirectory
+from serving.core.tenancy import ApiKey, AuthMode, Consent, Tenant, TenantDirectory
 from serving.engine.fake import FakeEngine
 from serving.gateway.app import Gateway
 from serving.metering.events import Waste
@@ -40,7 +40,7 @@ class Stand:
 @pytest.fixture
 async def stand(make_gateway: MakeGateway, make_engine: MakeEngine, store: StoreServer, tmp_path: Path) -> Stand:
     old, new = await make_engine(), await make_engine()
-    tenants = (Tenant("open", models=("m",), consents=("shadow",)), Tenant("closed", models=("m",)))
+    tenants = (Tenant("open", models=("m",), consents=(Consent.SHADOW,)), Tenant("closed", models=("m",)))
     ids = {tenant.tenant_id: new_key_id() for tenant in tenants}
     keys = {name: new_key(key_id) for name, key_id in ids.items()}
     kept = tuple(ApiKey(ids[name], name, key_sha256(key), 0.0) for name, key in keys.items())

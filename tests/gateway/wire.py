@@ -85,6 +85,9 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.close()
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def is_closing(self) -> bool:
         return self._closing
 

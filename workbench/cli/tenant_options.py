@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from serving.core.state import Tier
-from serving.core.tenancy import Limits
+from serving.core.tenancy import Consent, Limits
 from workbench.cli.common import err
 from workbench.cli.exits import Exit
 
@@ -31,6 +31,18 @@ GroupOption = Annotated[
 ContentOption = Annotated[
     bool | None, typer.Option("--stores-content/--stores-no-content", help="Whether answers may be kept for replays.")
 ]
+ConsentOption = Annotated[
+    list[str] | None, typer.Option("--consent", help="What its requests may be used for: shadow; '' for nothing.")
+]
+
+
+def consents(names: tuple[str, ...]) -> tuple[Consent, ...]:
+    """Consents by name. Raises typer.BadParameter."""
+    try:
+        return tuple(Consent(name) for name in names)
+    except ValueError as error:
+        known = ", ".join(Consent)
+        raise typer.BadParameter(f"{error}; there are: {known}", param_hint="--consent") from None
 
 
 def say(line: str) -> None:

@@ -20,6 +20,7 @@ from workbench.cli.issuers import shown_issuer
 from workbench.cli.tenant_options import (
     CODES,
     AdapterOption,
+    ConsentOption,
     ContentOption,
     GroupOption,
     ModelOption,
@@ -32,6 +33,7 @@ from workbench.cli.tenant_options import (
     TpmOption,
     UsdHourOption,
     UsdRequestOption,
+    consents,
     new_limits,
     say,
     shown_limits,
@@ -91,6 +93,7 @@ def create(
     usd_per_hour: UsdHourOption = None,
     sharing_group: GroupOption = None,
     stores_content: ContentOption = None,
+    consent: ConsentOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -104,7 +107,7 @@ def create(
         usd_per_request=usd_per_request,
         usd_per_hour=usd_per_hour,
     )
-    made = _changed(Tenant(tenant, limits=limits), model, adapter, tier, region, sharing_group, stores_content)
+    made = _changed(Tenant(tenant, limits=limits), model, adapter, tier, region, sharing_group, stores_content, consent)
     _edit(config, as_json, tenant, lambda directory: add_tenant(directory, made))
     if not made.models:
         say(f"it may use no model yet: workbench tenants update {tenant} --model NAME")
@@ -114,6 +117,7 @@ def create(
     epilog=epilog(
         "workbench tenants update acme --requests-per-minute 600",
         "workbench tenants update acme --model smollm2-135m --model gemma3-270m --tokens-per-day 0",
+        "workbench tenants update acme --consent shadow",
         codes=CODES,
     )
 )
@@ -131,10 +135,11 @@ def update(
     usd_per_hour: UsdHourOption = None,
     sharing_group: GroupOption = None,
     stores_content: ContentOption = None,
+    consent: ConsentOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Changes what is given and leaves the rest; a list replaces the whole list."""
+    """Changes what is given and leaves the rest; a list replaces the whole list, and '' empties it."""
 
     def change(directory: TenantDirectory) -> TenantDirectory:
         old = tenant_of(directory, tenant)
@@ -147,7 +152,9 @@ def update(
             usd_per_request=usd_per_request,
             usd_per_hour=usd_per_hour,
         )
-        new = _changed(replace(old, limits=limits), model, adapter, tier, region, sharing_group, stores_content)
+        new = _changed(
+            replace(old, limits=limits), model, adapter, tier, region, sharing_group, stores_content, consent
+        )
         return put_tenant(directory, new)
 
     _edit(config, as_json, tenant, change)
@@ -218,14 +225,24 @@ def _changed(
     region: list[str] | None,
     sharing_group: str | None,
     stores_content: bool | None,
+    consent: list[str] | None,
 ) -> Tenant:
-    lists = {"models": model, "adapters": adapter, "tiers": tier, "regions": region}
-    changes: dict[str, Any] = {name: tuple(value) for name, value in lists.items() if value}
+    lists = {"models": model, "adapters": adapter, "regions": region}
+    changes: dict[str, Any] = {name: _listed(value) for name, value in lists.items() if value}
+    if tier:
+        changes["tiers"] = tuple(tier)
+    if consent:
+        changes["consents"] = consents(_listed(consent))
     if sharing_group is not None:
         changes["sharing_group"] = sharing_group or None
     if stores_content is not None:
         changes["stores_content"] = stores_content
     return replace(tenant, **changes)
+
+
+def _listed(values: list[str]) -> tuple[str, ...]:
+    """What was given; one empty value empties the list."""
+    return tuple(value for value in values if value)
 
 
 def _edit(

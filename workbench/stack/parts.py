@@ -40,6 +40,11 @@ def gateway_workers(config: WorkbenchConfig, layout: Layout, store_url: str) -> 
         "WORKBENCH_GATEWAY_NUM_WORKERS": str(config.gateway.workers),
         "WORKBENCH_GATEWAY_CORS_ORIGINS": json.dumps(config.gateway.cors_origins),
         "WORKBENCH_GATEWAY_SSE_KEEP_ALIVE_S": str(config.gateway.sse_keep_alive_s),
+        "WORKBENCH_GATEWAY_WRITE_TIMEOUT_S": str(config.gateway.write_timeout_s),
+        "WORKBENCH_GATEWAY_UPSTREAM_TIMEOUT_S": str(config.gateway.upstream_timeout_s),
+        "WORKBENCH_GATEWAY_DRAIN_TIMEOUT_S": str(config.gateway.drain_timeout_s),
+        "WORKBENCH_GATEWAY_DEFAULT_OUTPUT_TOKENS": str(config.gateway.default_output_tokens),
+        "WORKBENCH_GATEWAY_DECISION_LOG_FRAC": str(config.gateway.decision_log_frac),
         "WORKBENCH_GATEWAY_GUARDRAILS": config.gateway.guardrails.model_dump_json(),
         "WORKBENCH_GATEWAY_USAGE_DIR": str(layout.usage_dir),
         "WORKBENCH_GATEWAY_ACCESS_LOG": config.gateway.access_log,
@@ -55,7 +60,7 @@ def gateway_workers(config: WorkbenchConfig, layout: Layout, store_url: str) -> 
             layout.log_dir / f"gateway-{number}.log",
             slot=Slot(config.gateway.host, config.gateway.port),
             env=env,
-            stop_timeout_s=35.0,
+            stop_timeout_s=config.gateway.drain_timeout_s + 5.0,
         )
         for number in range(config.gateway.workers)
     ]
