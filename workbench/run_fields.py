@@ -59,6 +59,7 @@ def cell_params(cell: CellResult) -> dict[str, str]:
         "replica_id": cell.replica_id,
         "prompt_seed": cell.prompt_seed,
         "weak": ",".join(cell.weak),
+        "energy": cell.energy[:MAX_VALUE_LENGTH],
     }
     return {name: str(value) for name, value in params.items()}
 

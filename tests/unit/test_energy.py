@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from serving.core.state import Task
 from tests.nvml import FakeGpu, FakeNvml
 from workbench.absent import Absent
+from workbench.loadgen import FailureKind, RequestRecord
 from workbench.measurement.energy import Energy, EnergyMeter, joules_per_token, meter_for_cpu, meter_for_gpus
+from workbench.measurement.metered import energy_metrics
 
 RANGE_UJ = 262_143_328_850
 
@@ -123,3 +127,14 @@ def test_a_meter_begins_anew_and_needs_to_be_started() -> None:
     empty.start()
     assert reason(empty.stop()) == "no GPU"
     assert reason(joules_per_token(empty.stop(), 5)) == "no GPU"
+
+
+def test_joules_a_token_are_of_what_the_run_was_for() -> None:
+    base = RequestRecord(
+        "r", 0, Task.GENERATE, 8, 4, 0.0, 0.0, chunk_at_s=(0.1,), chunk_tokens=(4,), num_output_tokens=4
+    )
+    records = [base, replace(base, failure=FailureKind.LOST)]
+    used = Energy(64.0, 10.0, "a counter")
+    assert energy_metrics(used, records, counts_prompts=False) == {"joules_per_output_token": 16.0}
+    assert energy_metrics(used, records, counts_prompts=True) == {"joules_per_token": 8.0}
+    assert energy_metrics(Absent("none here"), records, counts_prompts=False) == {}

@@ -14,9 +14,10 @@ from serving.core.state import Task
 from workbench import run_fields
 from workbench.absent import Absent
 from workbench.loadgen import ClientError, RequestRecord, Slo, Summary, to_table, write_parquet
-from workbench.measurement.energy import Energy, joules_per_token
+from workbench.measurement.energy import Energy
 from workbench.measurement.engine_window import EngineCount
 from workbench.measurement.findings import Findings
+from workbench.measurement.metered import energy_metrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +89,13 @@ class BenchResult:
         """All figures by their MLflow names; finite. A figure that does not exist is absent."""
         unsent = {"num_unsent": float(self.client_error.num_unsent)}
         price = {} if self._usd() is None else {"usd_per_million_tokens": self._usd() or 0.0}
-        return self.summary.metrics | self.found.metrics | unsent | self._joules() | price
+        return (
+            self.summary.metrics
+            | self.found.metrics
+            | unsent
+            | energy_metrics(self.used, self.records, counts_prompts=self.task is Task.EMBED)
+            | price
+        )
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -219,15 +226,6 @@ class BenchResult:
 
     def _weak(self) -> list[str]:
         return sorted(self.summary.weak)
-
-    def _joules(self) -> dict[str, float]:
-        """All that the run took over all tokens that it was for."""
-        served = [record for record in self.records if record.ok]
-        is_embed = self.task is Task.EMBED
-        tokens = sum(r.num_prompt_tokens if is_embed else r.num_output_tokens for r in served)
-        joules = joules_per_token(self.used, tokens)
-        name = "joules_per_token" if is_embed else "joules_per_output_token"
-        return {} if isinstance(joules, Absent) else {name: joules}
 
     def _usd(self) -> float | None:
         """Of prompt and output tokens alike; a cost table sets the two apart."""

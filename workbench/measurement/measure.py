@@ -11,12 +11,13 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from serving.core.errors import UpstreamError
 from serving.core.ports import Clock
 from serving.core.state import ReplicaSnapshot, Task
+from workbench.absent import Absent
 from workbench.loadgen import (
     Arrival,
     ClosedLoop,
@@ -32,11 +33,14 @@ from workbench.loadgen import (
 )
 from workbench.loadgen import TargetKind as LoadTargetKind
 from workbench.measurement.cell_checks import Counters, client_error_frac, decode_tokens_per_s, invalid_because
+from workbench.measurement.energy import Energy, EnergyMeter
 from workbench.measurement.findings import find
+from workbench.measurement.metered import energy_metrics, ticking
 from workbench.provenance import git_commit
 from workbench.sweeps.cells import CellKind, CellResult, CellSpec, MeasuredReplica, TargetKind, file_stem
 
 NUM_CACHED_PROMPTS = 4
+PROMPT_KINDS = (CellKind.PREFILL, CellKind.CACHED, CellKind.EMBED)
 IDLE_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S = 3.0
 POLL_S = 0.1
@@ -85,6 +89,7 @@ class CellMeter:
     probe: Probe
     clock: Clock
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    energy: EnergyMeter = field(default_factory=lambda: EnergyMeter(Absent("no energy meter was given")))
 
     async def warm_up(self, concurrency: int, num_prompt_tokens: int) -> None:
         """Sends a first few requests that nobody measures: an engine's first steps are its slowest.
@@ -113,13 +118,17 @@ class CellMeter:
             await self._wait_until_idle()
             prompts = itertools.cycle(repeated)
         before = await self._snapshot()
-        load = await self._run(
-            target, prompts, spec.concurrency, spec.num_requests, spec.max_duration_s, salt, on_requests
-        )
+        async with ticking(self.energy):
+            load = await self._run(
+                target, prompts, spec.concurrency, spec.num_requests, spec.max_duration_s, salt, on_requests
+            )
+            used = self.energy.stop()
         counters = await self._settled(before, load.records)
-        return self._result(spec, seed, load, counters), load
+        return self._result(spec, seed, load, counters, used), load
 
-    def _result(self, spec: CellSpec, seed: int, load: LoadResult, counters: Counters) -> CellResult:
+    def _result(
+        self, spec: CellSpec, seed: int, load: LoadResult, counters: Counters, used: Energy | Absent
+    ) -> CellResult:
         replica = self.replica
         summary = summarize(
             load.records,
@@ -160,7 +169,9 @@ class CellMeter:
             engine_num_output_tokens=counters.num_output_tokens,
             prefix_cache_hit_frac=counters.hit_frac,
             decode_tokens_per_s=decode_tokens_per_s(load.records[spec.concurrency :], spec.concurrency),
-            metrics=summary.metrics | found.metrics,
+            metrics=summary.metrics
+            | found.metrics
+            | energy_metrics(used, load.records, counts_prompts=spec.kind in PROMPT_KINDS),
             intervals=summary.intervals | found.intervals,
             client_error_frac=client_error_frac(load, summary),
             prompt_seed=seed,
@@ -170,6 +181,7 @@ class CellMeter:
             invalid=invalid_because(spec, self.replica.task, summary, counters, load.records),
             notes=load.notes + found.notes,
             num_unsent=load.client_error.num_unsent,
+            energy=used.reason if isinstance(used, Absent) else used.source,
         )
 
     def _target(self, kind: TargetKind) -> Target:

@@ -123,6 +123,7 @@ class CellResult:
         records_file: name of the parquet with one row a request, beside this cell's JSON.
         notes: what a reader of the figures must know, a sentence each.
         num_unsent: requests that came due and were never sent.
+        energy: the counters that joules a token rest on, or why there are none.
     """
 
     sweep_digest: str
@@ -160,6 +161,7 @@ class CellResult:
     invalid: str | None = None
     notes: tuple[str, ...] = ()
     num_unsent: int = 0
+    energy: str = "measured before energy was read"
     schema: int = CELL_SCHEMA
 
     @property

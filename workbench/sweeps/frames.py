@@ -12,7 +12,8 @@ from workbench.sweeps.cells import CellKind, CellResult
 
 CELL_COLUMNS = (
     "kind", "model", "version", "task", "hardware_class", "num_prompt_tokens", "num_output_tokens", "concurrency",
-    "target", "num_requests", "num_failed", "prefix_cache_hit_frac", "client_error_frac", "invalid", "measured_at",
+    "target", "num_requests", "num_failed", "prefix_cache_hit_frac", "client_error_frac", "energy",
+    "invalid", "measured_at",
 )  # fmt: skip
 
 # The cells that answer "how fast at which load"; the others exist to split the price.
@@ -45,6 +46,7 @@ def _row(cell: CellResult) -> dict[str, Any]:
         "num_failed": cell.num_failed,
         "prefix_cache_hit_frac": cell.prefix_cache_hit_frac,
         "client_error_frac": cell.client_error_frac,
+        "energy": cell.energy,
         "invalid": cell.invalid,
         "measured_at": datetime.fromtimestamp(cell.ended_at_s, UTC),
     }

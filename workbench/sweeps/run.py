@@ -27,6 +27,7 @@ from serving.engine.client import EngineClient
 from serving.engine.scrape import scrape
 from workbench.loadgen import Vocabulary, run_load
 from workbench.measurement.measure import CellMeter, ReplicaBusy, ReplicaLost
+from workbench.measurement.metered import meter_of
 from workbench.provenance import git_commit
 from workbench.sweeps.cells import CellKind, CellResult, CellSpec, MeasuredReplica, Shape
 from workbench.sweeps.limits import SkippedCell, SweepLimits, estimates, saturated
@@ -185,7 +186,8 @@ async def run_sweep(
             return await scrape(client, replica.replica_id, clock)
 
         load = partial(run_load, client_processes=client_processes)
-        meter = CellMeter(digest, replica, plan.slo, vocabulary, load, probe, clock)
+        energy = meter_of(replica.url, replica.hardware_class, replica.num_units)
+        meter = CellMeter(digest, replica, plan.slo, vocabulary, load, probe, clock, energy=energy)
         with client_on_other_cores(replica.cores):
             await sweep.run(meter, hold or NoHold())
     return sweep.result()
