@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -125,11 +126,11 @@ async def test_sixteen_streams_at_once_are_whole_and_counted(stack: LiveStack, m
 
 
 async def num_same(engine: str, model: str, streams: list[Streamed]) -> int:
-    """How many streams have the text of a request alone; where one parts from it, two tokens must be near equal."""
+    """How many streams have the text of a request alone; where one parts from it, its token must be nearly the best."""
     num_same = 0
     async with EngineClient(engine) as client:
         for prompt, stream in zip(PROMPTS, streams, strict=True):
-            body = completion(model, prompt, logprobs=2, cache_salt="alone")
+            body = completion(model, prompt, logprobs=10, cache_salt="alone")
             (choice,) = (await client.post_json("/v1/completions", body, timeout_s=60))["choices"]
             alone = choice["logprobs"]
             pairs = enumerate(zip(alone["tokens"], stream.tokens, strict=False))
@@ -138,9 +139,9 @@ async def num_same(engine: str, model: str, streams: list[Streamed]) -> int:
                 assert len(stream.tokens) == len(alone["tokens"])
                 num_same += 1
                 continue
-            best = alone["top_logprobs"][parted]
-            assert abs(max(best.values()) - min(best.values())) <= SAME_TEXT_LOGPROB, (prompt, parted, best)
-            assert stream.tokens[parted] in best
+            best = alone["top_logprobs"][parted]  # three and more may be equal
+            behind = max(best.values()) - best.get(stream.tokens[parted], -math.inf)
+            assert behind <= SAME_TEXT_LOGPROB, (prompt, parted, stream.tokens[parted], best)
     print(f"{model}: {num_same} of {len(streams)} texts the same at 16 at once as alone")
     return num_same
 
