@@ -159,9 +159,12 @@ class Principal:
     @property
     def has_bounds_on_cost(self) -> bool:
         """Whether what a request may cost counts for anything."""
-        return any(
-            limits.usd_per_request is not None or limits.usd_per_hour is not None
-            for limits in (self.tenant.limits, self.limits)
+        of_tenant, own = self.tenant.limits, self.limits
+        return not (
+            of_tenant.usd_per_request is None
+            and of_tenant.usd_per_hour is None
+            and own.usd_per_request is None
+            and own.usd_per_hour is None
         )
 
     def may_use(self, model: str) -> bool:

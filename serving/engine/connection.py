@@ -140,6 +140,8 @@ class Connection(asyncio.Protocol):
             if self._response is not None:
                 response._fail(f"{self._name} sent what is no HTTP/1.1 response: {error}")
             self._transport.abort()
+        if response._waiter is not None:  # once for all that came at a time
+            response._wake()
         if response._buffered_bytes > PAUSE_ABOVE_BYTES and self._response is not None:
             self.pause()
 
@@ -187,7 +189,6 @@ class Connection(asyncio.Protocol):
         response.status = status
         response.headers = headers
         response.head_at_s = self._received_at_s
-        response._wake()
 
     def on_body(self, data: bytes) -> None:
         """Takes a piece of body, as large as the socket and the chunk framing gave it."""
@@ -199,7 +200,6 @@ class Connection(asyncio.Protocol):
         else:
             response._chunks.append((self._received_at_s, data))
             response._buffered_bytes += len(data)
-            response._wake()
 
     def on_message_complete(self) -> None:
         """Ends the response and returns the connection to the pool, if it may be used again."""
@@ -208,7 +208,8 @@ class Connection(asyncio.Protocol):
             return
         self._response = None
         self._ends_at_close = False
-        self.resume()
+        if self._paused:
+            self.resume()
         response._finish()
         if self._keep_alive and self._transport.get_write_buffer_size() == 0:
             self.idle_since_s = self._received_at_s

@@ -170,16 +170,15 @@ class EngineResponse:
                 raise self._error
             await self._wait()
 
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def _wait(self) -> asyncio.Future[None]:
+        """Done with the next thing that happens."""
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        return waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():  # whoever waited may have been cancelled
+            waiter.set_result(None)
 
     def _taken(self, num_bytes: int) -> None:
         self._buffered_bytes -= num_bytes

@@ -213,7 +213,7 @@ class Accounts:
         model = "" if outcome.call is None else outcome.call.view.model
         pool = "" if outcome.choice is None else outcome.choice.route.pool_id
         counters = self._metrics.of_pool(model, pool)
-        counters.requests(outcome.path, str(outcome.status), code).inc()
+        counters.requests(outcome.path, str(outcome.status), code).amount += 1
         counters.duration.observe(ended_at_s - outcome.arrived_at_s)
         ttft_s = outcome.ttft_s
         if ttft_s is not None:
@@ -221,14 +221,14 @@ class Accounts:
         if isinstance(outcome.error, ClientGone):
             self._metrics.clients_gone.labels(model, outcome.gone_phase).inc()
         if usage is not None:
-            counters.prompt_tokens.inc(usage.num_prompt_tokens)
+            counters.prompt_tokens.amount += usage.num_prompt_tokens
             if usage.num_cached_tokens:
-                counters.cached_tokens.inc(usage.num_cached_tokens)
-            counters.output_tokens.inc(usage.num_output_tokens)
+                counters.cached_tokens.amount += usage.num_cached_tokens
+            counters.output_tokens.amount += usage.num_output_tokens
             if not usage.exact:
-                counters.inexact_usage.inc()
+                counters.inexact_usage.amount += 1
         if usd is not None:
-            counters.usd.inc(usd)
+            counters.usd.amount += usd
 
 
 def _event(outcome: Outcome, usage: Usage | None, usd: float | None, ended_at_s: float) -> UsageEvent:

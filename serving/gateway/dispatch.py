@@ -158,9 +158,9 @@ class Dispatcher:
         if self._decisions is not None:
             self._decisions.offer(request, view, seed, excluded, decision)
         if isinstance(decision, Reject):
-            self._metrics.of_pool(request.model, "").decisions(decision.reason).inc()
+            self._metrics.of_pool(request.model, "").decisions(decision.reason).amount += 1
             raise _rejected(call, decision, failures, view)
-        self._metrics.of_pool(request.model, decision.pool_id).decisions(decision.reason).inc()
+        self._metrics.of_pool(request.model, decision.pool_id).decisions(decision.reason).amount += 1
         for pool in view.pools:
             if pool.pool.pool_id == decision.pool_id:
                 return Choice(decision, pool, view.now_s, view.epoch, view.cost_table_run_id)

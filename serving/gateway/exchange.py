@@ -49,6 +49,7 @@ class Exchange:
     Attributes:
         path: the route.
         headers: of the request, names in lower case.
+        header: gives the value of a request header by its name in lower case, None without it; the first one counts.
         body: of the request; whole when the handler is called, unless `refusal` is set.
         refusal: why the body was not read: it is too large, or its length is no number.
         status: of the response; 0 before `start`.
@@ -68,10 +69,10 @@ class Exchange:
         "_num_bytes",
         "_received",
         "_task",
-        "_values",
         "body",
         "expired",
         "gone",
+        "header",
         "headers",
         "is_paused",
         "keep_alive",
@@ -96,7 +97,7 @@ class Exchange:
         self.on_lost: Callable[[], bool] | None = None
         self.on_pause: Callable[[bool], None] | None = None
         self._connection = connection
-        self._values = dict(reversed(headers))  # of a header that came twice the first one counts
+        self.header: Callable[[bytes], bytes | None] = dict(reversed(headers)).get
         self._chunks: list[bytes] = []
         self._num_bytes = 0
         self._received = False
@@ -105,10 +106,6 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
 
     # ---- the request
-
-    def header(self, name: bytes) -> bytes | None:
-        """The value of a request header, by its name in lower case; the first one counts."""
-        return self._values.get(name)
 
     def announced(self, max_bytes: int, *, expects_continue: bool) -> None:
         """Called when the head has come: refuses a length that is too large before the body is read."""
@@ -233,9 +230,10 @@ class Exchange:
         else:
             parts.append(b"content-length: %d\r\n\r\n" % length)
         parts.append(body)
-        self._write(b"".join(parts))
-        if not self.gone:
+        if not self.gone and self._connection.write(b"".join(parts)):
             self.status = status
+        else:
+            self.gone = True
 
     def _write(self, data: bytes) -> None:
         if not self.gone and not self._connection.write(data):

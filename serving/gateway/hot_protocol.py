@@ -50,6 +50,7 @@ class HotProtocol(StaysHttp11):
     _running: Any = None
     _unread: asyncio.TimerHandle | None = None  # while the client does not read
     _is_ending = False
+    _app: HotApp
     _date: ClassVar[tuple[Any, bytes]] = (None, b"")
 
     # ---- what an exchange needs
@@ -75,6 +76,12 @@ class HotProtocol(StaysHttp11):
         self.on_response_complete()
 
     # ---- called by the event loop
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins the connection."""
+        app: Any = self.app
+        self._app = app
+        super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tells every request of this connection."""
@@ -164,11 +171,6 @@ class HotProtocol(StaysHttp11):
     def _give_up(self) -> None:
         logger.info("a client left its answer unread for %g s: its connection is aborted", self.write_timeout_s)
         self.transport.abort()
-
-    @property
-    def _app(self) -> HotApp:
-        app: HotApp = self.app
-        return app
 
     def _hot_path(self) -> str | None:
         hot = self._app.hot_paths

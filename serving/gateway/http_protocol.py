@@ -241,7 +241,8 @@ class StaysHttp11(HttpToolsProtocol):
         if self._refusal is not None:
             self._send_refusal()
         elif not self.transport.is_closing():
-            self.flow.resume_reading()
+            if self.flow.read_paused:
+                self.flow.resume_reading()
             self.keep_idle()
 
     # ---- called by the parser

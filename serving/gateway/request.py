@@ -26,35 +26,28 @@ from serving.gateway.sessions import Sessions, Trial
 class Endpoint(StrEnum):
     """The engine's routes that a request may go to; the value is the path there."""
 
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    EMBEDDINGS = "/v1/embeddings"
-    RESPONSES = "/v1/responses"
-    TOKENIZE = "/tokenize"
+    task: Task | None
+    """What a pool must do to serve it; None when any does."""
+    can_stream: bool
+    """Whether an answer may come as events."""
+    sends_chunks: bool
+    """Whether its events are chunks with choices; those of responses are of many types."""
 
-    @property
-    def task(self) -> Task | None:
-        """What a pool must do to serve it; None when any does."""
-        return _TASKS[self]
+    def __new__(cls, path: str, task: Task | None) -> Endpoint:
+        """A route and what it needs, each looked at several times a request."""
+        member = str.__new__(cls, path)
+        member._value_ = path
+        member.task = task
+        member.can_stream = task is Task.GENERATE
+        member.sends_chunks = path != "/v1/responses"
+        return member
 
-    @property
-    def can_stream(self) -> bool:
-        """Whether an answer may come as events."""
-        return _TASKS[self] is Task.GENERATE
+    CHAT = "/v1/chat/completions", Task.GENERATE
+    COMPLETIONS = "/v1/completions", Task.GENERATE
+    EMBEDDINGS = "/v1/embeddings", Task.EMBED
+    RESPONSES = "/v1/responses", Task.GENERATE
+    TOKENIZE = "/tokenize", None
 
-    @property
-    def sends_chunks(self) -> bool:
-        """Whether its events are chunks with choices; those of responses are of many types."""
-        return self is not Endpoint.RESPONSES
-
-
-_TASKS = {
-    Endpoint.CHAT: Task.GENERATE,
-    Endpoint.COMPLETIONS: Task.GENERATE,
-    Endpoint.EMBEDDINGS: Task.EMBED,
-    Endpoint.RESPONSES: Task.GENERATE,
-    Endpoint.TOKENIZE: None,
-}
 
 TIERS = {
     "priority": Tier.INTERACTIVE,
@@ -191,21 +184,22 @@ class CallBuilder:
             _keep_nothing(body)
         elif stream:
             wants_usage = _ask_for_usage(body)
-        num_prompt_tokens, num_prompts = self._prompt(endpoint, asked.model, body)
+        model = self._fleet.model(asked.model)
+        num_prompt_tokens, num_prompts = _prompt(endpoint, model.tokens_per_byte, body)
         num_choices = num_prompts * (count(body, "n", at_least=1) or 1)
         limit = _max_output_tokens(endpoint, body)
         num_output_tokens = self._default_output_tokens if limit is None else limit
         version, trial = asked.version, None
-        split = self._fleet.model(asked.model).split if version is None else None
-        if split is not None:
-            trial = self._sessions.trial(split, session, body, tenant.tenant_id)
-        if version is None:
-            version = self._fleet.version_of(asked.model, tenant.regions, None if trial is None else trial.place)
+        if version is None and model.split is None:
+            version = model.champion
+        elif version is None and model.split is not None:
+            trial = self._sessions.trial(model.split, session, body, tenant.tenant_id)
+            version = self._fleet.version_of(asked.model, tenant.regions, trial.place)
         view = RequestView(
             request_id,
             asked.model,
             version,
-            endpoint.task or self._fleet.model(asked.model).task,
+            endpoint.task or model.task,
             0 if endpoint is Endpoint.TOKENIZE else num_prompt_tokens,
             num_choices * num_output_tokens,
             asked.tier,
@@ -263,31 +257,30 @@ class CallBuilder:
                 return ", ".join(f"{model.name}@{version}" for version in model.versions) or "none"
         return ", ".join(model.name for model in usable) or "none"
 
-    def _prompt(self, endpoint: Endpoint, model: str, body: dict[str, Any]) -> tuple[int, int]:
-        """Estimated tokens of the prompt or prompts, and how many prompts there are."""
-        tokens_per_byte = self._fleet.model(model).tokens_per_byte
-        if endpoint is Endpoint.CHAT or (endpoint is Endpoint.TOKENIZE and "messages" in body):
-            messages = body.get("messages")
-            num_bytes = _messages_bytes(messages)
-            if body.get("tools"):
-                num_bytes += len(encode(body["tools"]))
-            return int(num_bytes * tokens_per_byte) + TOKENS_PER_MESSAGE * len(messages or ()) + 1, 1
-        if endpoint is Endpoint.RESPONSES:
-            return int(_input_bytes(body) * tokens_per_byte) + 1, 1
-        field = "input" if endpoint is Endpoint.EMBEDDINGS else "prompt"
-        prompts = _prompts(body.get(field), field)
-        num_tokens = sum(
-            int(_text_bytes(prompt) * tokens_per_byte) + 1 if isinstance(prompt, str) else len(prompt)
-            for prompt in prompts
-        )
-        return num_tokens, len(prompts)
-
 
 def _refuse_fields(body: dict[str, Any]) -> None:
     """Refuses what is set by the gateway; null says nothing and stays."""
     for name in body:
         if name in REFUSED_FIELDS and body[name] is not None:
             raise BadRequest(f"{name!r} is set by the gateway; leave it out", param=name)
+
+
+def _prompt(endpoint: Endpoint, tokens_per_byte: float, body: dict[str, Any]) -> tuple[int, int]:
+    """Estimated tokens of the prompt or prompts, and how many prompts there are."""
+    if endpoint is Endpoint.CHAT or (endpoint is Endpoint.TOKENIZE and "messages" in body):
+        messages = body.get("messages")
+        num_bytes = _messages_bytes(messages)
+        if body.get("tools"):
+            num_bytes += len(encode(body["tools"]))
+        return int(num_bytes * tokens_per_byte) + TOKENS_PER_MESSAGE * len(messages or ()) + 1, 1
+    if endpoint is Endpoint.RESPONSES:
+        return int(_input_bytes(body) * tokens_per_byte) + 1, 1
+    field = "input" if endpoint is Endpoint.EMBEDDINGS else "prompt"
+    prompts = _prompts(body.get(field), field)
+    num_tokens = sum(
+        int(_text_bytes(prompt) * tokens_per_byte) + 1 if isinstance(prompt, str) else len(prompt) for prompt in prompts
+    )
+    return num_tokens, len(prompts)
 
 
 def _max_output_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int | None:

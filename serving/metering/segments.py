@@ -65,7 +65,8 @@ class Segment:
 
     def append(self, data: bytes) -> None:
         """Writes whole lines at once, or nothing of them that stays. Raises OSError."""
-        self._repair()
+        if self.torn:
+            self._repair()
         written = os.write(self.fd, data)
         if written != len(data):  # the disk is full to the byte
             self.torn = True
@@ -75,7 +76,8 @@ class Segment:
     def close(self) -> None:
         """Lets go of it under its closed name; an empty one is removed. Raises OSError."""
         try:
-            self._repair()
+            if self.torn:
+                self._repair()
             if self.size:
                 self.path.rename(self.path.with_suffix(CLOSED))
             else:
@@ -84,9 +86,8 @@ class Segment:
             os.close(self.fd)
 
     def _repair(self) -> None:
-        if self.torn:
-            os.ftruncate(self.fd, self.size)
-            self.torn = False
+        os.ftruncate(self.fd, self.size)
+        self.torn = False
 
 
 def close_left(folder: Path) -> int:

@@ -22,23 +22,23 @@ class Tally(Protocol):
 
 
 class CountTally:
-    """Stands in for a counter."""
+    """Stands in for a counter.
 
-    __slots__ = ("_amount", "_counter")
+    Attributes:
+        amount: what was counted since the last flush; whoever counts adds to it.
+    """
+
+    __slots__ = ("_counter", "amount")
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._amount: float = 0
-
-    def inc(self, amount: float = 1) -> None:
-        """Counts."""
-        self._amount += amount
+        self.amount: float = 0
 
     def flush(self) -> None:
         """Adds what was counted."""
-        if self._amount:
-            self._counter.inc(self._amount)
-            self._amount = 0
+        if self.amount:
+            self._counter.inc(self.amount)
+            self.amount = 0
 
 
 class SpreadTally:
