@@ -37,7 +37,7 @@ class Connection(asyncio.Protocol):
         self._on_closed = on_closed
         self._parser = httptools.HttpResponseParser(self)
         self._response: EngineResponse | None = None
-        self._received_at_s = 0.0
+        self.received_at_s = 0.0
         self._timeout_s = self._wakes_at_s = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._keep_alive = False
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Stamps the data before anything else, then lets the parser take it apart."""
-        self._received_at_s = perf_counter()
+        self.received_at_s = perf_counter()
         response = self._response
         if response is None:  # nothing was asked: the stream is out of step, no later answer could be trusted
             self._transport.abort()
@@ -140,7 +140,10 @@ class Connection(asyncio.Protocol):
             if self._response is not None:
                 response._fail(f"{self._name} sent what is no HTTP/1.1 response: {error}")
             self._transport.abort()
-        if response._waiter is not None:  # once for all that came at a time
+        # Once for all that came at a time:
+        if response._piece:
+            response._hand_over()
+        elif response._waiter is not None:
             response._wake()
         if response._buffered_bytes > PAUSE_ABOVE_BYTES and self._response is not None:
             self.pause()
@@ -188,7 +191,7 @@ class Connection(asyncio.Protocol):
         )
         response.status = status
         response.headers = headers
-        response.head_at_s = self._received_at_s
+        response.head_at_s = self.received_at_s
 
     def on_body(self, data: bytes) -> None:
         """Takes a piece of body, as large as the socket and the chunk framing gave it."""
@@ -196,9 +199,9 @@ class Connection(asyncio.Protocol):
         if response is None:
             return
         if response._sink is not None:
-            response._sink(self._received_at_s, data)
+            response._piece += data
         else:
-            response._chunks.append((self._received_at_s, data))
+            response._chunks.append((self.received_at_s, data))
             response._buffered_bytes += len(data)
 
     def on_message_complete(self) -> None:
@@ -212,7 +215,7 @@ class Connection(asyncio.Protocol):
             self.resume()
         response._finish()
         if self._keep_alive and self._transport.get_write_buffer_size() == 0:
-            self.idle_since_s = self._received_at_s
+            self.idle_since_s = self.received_at_s
             self._on_idle(self)
         else:
             self._transport.close()

@@ -38,6 +38,7 @@ class EngineResponse:
         "_due_s",
         "_error",
         "_on_end",
+        "_piece",
         "_received_any",
         "_sink",
         "_waiter",
@@ -60,6 +61,7 @@ class EngineResponse:
         self._received_any = False
         self._sink: Callable[[float, bytes], None] | None = None
         self._on_end: Callable[[ConnectionLost | None], None] | None = None
+        self._piece = b""  # for the sink, until all that came at a time is taken apart
         self._due_s: float | None = None  # by the loop's clock
         self._waiter: asyncio.Future[None] | None = None
 
@@ -113,7 +115,7 @@ class EngineResponse:
         """Hands the body to `sink` right in the socket's callback, instead of to `chunks()`; what has come first.
 
         Args:
-            sink: takes `(received_at_s, data)` as `chunks()` yields it.
+            sink: takes `(received_at_s, data)`: all that came at a time in one piece.
             on_end: called once after the last data, with what was lost if it did not come to its end.
         """
         while self._chunks:
@@ -185,6 +187,11 @@ class EngineResponse:
         if self._buffered_bytes < RESUME_BELOW_BYTES and self._connection is not None:
             self._connection.resume()
 
+    def _hand_over(self) -> None:
+        piece, self._piece = self._piece, b""
+        if self._sink is not None and self._connection is not None:
+            self._sink(self._connection.received_at_s, piece)
+
     def _finish(self) -> None:
         self._complete = True
         self._detach()
@@ -198,6 +205,8 @@ class EngineResponse:
             connection.drop()
 
     def _detach(self) -> None:
+        if self._piece:
+            self._hand_over()
         self._connection = None
         self._sink = None
         self._wake()
