@@ -1,6 +1,7 @@
 """What this machine's noise lets an A/B find: identical cells one after another (an A/A), and the plan made of them.
 
     python -m benchmarks.noise_floor [--quick]                                 the fake engine: client and machine
+    python -m benchmarks.noise_floor --vllm                                    SmolLM2 on vLLM, started here
     python -m benchmarks.noise_floor --url http://127.0.0.1:8100 --model NAME  a real engine that serves nobody else
 
 Shown for each metric: how far identical cells lie `apart` (deviation); what `pairs` of neighbours see of that; the
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from rich.table import Table
 
 from benchmarks.harness import Bar, Mode, equal_to, run
 from benchmarks.processes import child, until
+from benchmarks.real_engine import vllm_engine
 from workbench import stats
 from workbench.loadgen import ClosedLoop, Prompt, RequestRecord, Slo, Summary, Target, run_load, summarize
 from workbench.measurement.timeline import timeline
@@ -83,16 +86,30 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The benchmark."""
-    own, rest = arguments(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--vllm", action="store_true")
+    mine, others = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+    own, rest = arguments(others)
+    if mine.vllm and own.url is not None:
+        parser.error("--vllm starts its own engine: leave out --url")
 
     def measure(mode: Mode, console: Console) -> list[Bar]:
         num_cells, cell_s = own.cells or NUM_CELLS[mode], own.cell_s or CELL_S[mode]
         load = Load(own.prompt_tokens, own.output_tokens, own.concurrency, num_cells, cell_s)
-        cells = asyncio.run(_measured(own.url, own.model, load, console))
+        measured = _of_vllm(load, console) if mine.vllm else _measured(own.url, own.model, load, console)
+        cells = asyncio.run(measured)
         return judge(cells, console)
 
     measure.__doc__ = "The spread of identical cells, and the smallest change that pairs of them find."
     return run("noise_floor", measure, rest)
+
+
+async def _of_vllm(load: Load, console: Console) -> list[Cell]:
+    with tempfile.TemporaryDirectory() as folder:
+        console.print("[dim]starting vLLM …")
+        async with vllm_engine(Path(folder), "smollm2-135m") as url:
+            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # the engine has the first core
+            return await repeat(Target(url, "smollm2-135m"), load, console)
 
 
 async def _measured(url: str | None, model: str, load: Load, console: Console) -> list[Cell]:
