@@ -221,8 +221,8 @@ class PairedTest:
 def detectable_effect(num_clusters: int, sd: float, alpha: float = 0.05) -> float:
     """The mean difference that a test of so many clusters is about as likely as not to have found, in the unit of `sd`.
 
-    Capital under the best bet grows by mean^2 / (2 sd^2) a cluster; the mixture gives that bet about one part in as many
-    as there are bets.
+    Capital under the best bet grows by mean^2 / (2 sd^2) a cluster; the mixture gives that bet about one part
+    in as many as there are bets.
 
     Args:
         num_clusters: how many clusters of like size.
