@@ -97,6 +97,7 @@ def _stream_bars(outcome: Outcome) -> list[Bar]:
     ]
     e2e = [_over_limit(abs(_e2e_s(one) - _true_e2e_s(one)), _true_e2e_s(one)) for one in timed]
     lags_s = [stamp_s + outcome.result.started_perf_s - w["at_s"] for one in timed for stamp_s, w in _pairs(one)]
+    reads_s = [one.log["received_at_s"] - one.record.sent_at_s - outcome.result.started_perf_s for one in timed]
     return [
         equal_to(f"{name}: requests served", sum(r.ok for r in outcome.result.records), outcome.case.num_requests),
         equal_to(f"{name}: requests with other token counts", num_miscounted(outcome), 0),
@@ -105,6 +106,10 @@ def _stream_bars(outcome: Outcome) -> list[Bar]:
             for metric, errors in (("TTFT", ttft), ("ITL", itl), ("E2E", e2e))
         ),
         Bar(f"{name}: stamp after the engine's write p99, ms", 1e3 * stats.quantile(lags_s, 0.99), "shown", None),
+        # In every error of a time to first token, and not the client's doing: the request lay in the engine's socket.
+        Bar(
+            f"{name}: engine reads a request after its send p99, ms", 1e3 * stats.quantile(reads_s, 0.99), "shown", None
+        ),
         Bar(f"{name}: client's loop lag p99, ms", 1e3 * error.loop_lag_p99_s, "shown", None),
         Bar(f"{name}: client's CPU, share of a core", error.cpu_frac, "shown", None),
         equal_to(f"{name}: figures that are not finite", _num_not_finite(outcome), 0),
