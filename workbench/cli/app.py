@@ -17,6 +17,8 @@ from workbench.cli import (
     cost_table,
     decisions,
     doctor,
+    drift,
+    faults,
     hardware,
     keys,
     measure,
@@ -58,11 +60,13 @@ measure.add_to(app)
 slo_search.add_to(app)
 tune.add_to(app)
 compare.add_to(app)
+drift.add_to(app)
 models.add_to(app)
 usage.add_to(app)
 purge.add_to(app)
 app.add_typer(pool.app, name="pool")
 app.add_typer(canary.app, name="canary")
+app.add_typer(faults.app, name="faults")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
 app.add_typer(cost_table.app, name="cost-table")
