@@ -80,7 +80,7 @@ def kl(reference: Mapping[int, float], other: Mapping[int, float]) -> float:
     """KL divergence (nats) of two next-token distributions, each given by its likeliest tokens' logprobs.
 
     All tokens that are not among the reference's are one more outcome. A token that the other does not show is at most
-    as likely there as the least likely that it shows, and counts as that: so it is understated, never overstated.
+    as likely there as the least likely that it shows, and counts as that: what it adds is understated.
     """
     if not reference or not other:
         raise ValueError("a distribution without a token")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,7 +206,8 @@ async def _answer(replica: Replica, model: str, prompt: str) -> Answer:
 
 
 async def _ask(replica: Replica, body: dict[str, Any]) -> Any:
-    body = {**body, "return_tokens_as_token_ids": True}
+    # A salt of its own: what an earlier request left in the prefix cache changes how a prompt is computed.
+    body = {**body, "return_tokens_as_token_ids": True, "cache_salt": secrets.token_hex(8)}
     return await replica.post_json("/v1/chat/completions", body, timeout_s=TIMEOUT_S)
 
 

@@ -22,12 +22,14 @@ class Scripted:
     def __init__(self, num_logprobs: int = 20) -> None:
         self.num_logprobs = num_logprobs
         self.paths: list[str] = []
+        self.salts: set[str] = set()
 
     async def post_json(self, path: str, obj: Any, *, timeout_s: float = 0.0) -> Any:
         self.paths.append(path)
         if path == "/tokenize":
             return {"tokens": [1, 2, len(obj["messages"][0]["content"])]}
         assert obj["temperature"] == 0.0
+        self.salts.add(obj["cache_salt"])
         top = [{"token": f"token_id:{n}", "logprob": -float(n + 1)} for n in range(self.num_logprobs)]
         content = [{"token": "token_id:7", "logprob": -1.0, "top_logprobs": top}]
         return {"choices": [{"logprobs": {"content": content}, "finish_reason": "stop"}]}
@@ -43,6 +45,7 @@ async def test_a_reading_holds_each_prompt_and_greedy_answer():
     assert reading.next_tokens[0][0] == -1.0
     assert reading.settings is None
     assert replica.paths.count("/tokenize") == 60
+    assert len(replica.salts) == 60 + 32, "a prompt must not find what another left in the prefix cache"
 
 
 async def test_fewer_logprobs_than_asked_for_are_no_reading():
