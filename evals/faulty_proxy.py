@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.write(f"http://127.0.0.1:{listening.getsockname()[1]}\n")
     sys.stdout.flush()
     application = FaultyProxy(EngineClient(arguments.upstream), ProxySettings(**proxy), random.Random(arguments.seed))
-    config = uvicorn.Config(application, lifespan="off", log_level="warning")  # type: ignore[arg-type]
+    config = uvicorn.Config(application, lifespan="off", log_level="warning")
     uvicorn.Server(config).run(sockets=[listening])
     return 0
 
