@@ -144,3 +144,66 @@ async def test_nothing_is_in_flight_afterwards(gateway: Gateway) -> None:
     await post(gateway, CHAT, chat())
     assert [replica.num_in_flight for replica in gateway.fleet.replicas] == [0]
     assert metric(gateway, "workbench_requests_in_flight") == 0
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": SCHEMA}}
+PASSED = {
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "one two"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ü"}'}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+        ],
+        "tools": [WEATHER],
+        "tool_choice": "auto",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "where", "schema": SCHEMA}},
+        "logprobs": True,
+        "top_logprobs": 3,
+        "n": 1,
+        "seed": 7,
+        "stop": ["\n", "end"],
+        "max_completion_tokens": 4,
+        "temperature": 0.25,
+        "top_p": 0.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"5": -1.0},
+        "user": "somebody",
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
+    "/v1/completions": {
+        "prompt": [5, 6, 7],
+        "echo": True,
+        "logprobs": 2,
+        "n": 1,
+        "seed": 7,
+        "stop": "end",
+        "suffix": None,
+        "max_tokens": 4,
+        "min_tokens": 2,
+        "prompt_logprobs": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PASSED)
+async def test_what_the_gateway_does_not_set_reaches_the_engine_as_it_was_sent(
+    gateway: Gateway, engine: FakeEngine, path: str, stream: bool
+) -> None:
+    asked = PASSED[path] | ({"stream": True, "stream_options": {"continuous_usage_stats": True}} if stream else {})
+    answer = await post(gateway, path, {"model": MODEL, **asked})
+    assert answer.status == 200, answer.body
+    got = engine.log.ended[-1].body
+    ours = {"model": MODEL, "cache_salt": CacheSalts(b"secret").of(OPEN_TENANT)}
+    if stream:
+        ours["stream_options"] = {"continuous_usage_stats": True, "include_usage": True}
+    assert got == asked | ours
