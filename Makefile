@@ -52,7 +52,7 @@ format: setup  ## Format and mend what can be mended
 	$(BIN)/ruff check --fix .
 
 lock:  ## Resolve pyproject.toml again into requirements/cpu.lock (versions and hashes)
-	$(BIN)/uv pip compile pyproject.toml --extra bench --extra cpu --extra notebooks --extra dev \
+	$(BIN)/uv pip compile pyproject.toml --extra bench --extra cpu --extra notebooks --extra guardrails --extra dev \
 		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links \
 		--python-version 3.11 --output-file requirements/cpu.lock
 
