@@ -38,4 +38,20 @@ class Effect:
 
 
 MODEL = "smollm2-135m"
-EFFECTS: dict[str, Effect] = {}
+EFFECTS: dict[str, Effect] = {
+    "lost-stop": Effect("full_gate", 0.0, None, 0.34375, 171, "2026-12-01"),
+    "int8-group128": Effect("label", 0.0041, 7, 0.3125, 18, "2026-12-01"),
+    "int8-channel": Effect("label", 0.0052, 7, 0.375, 18, "2026-12-01"),
+    "wrong-rope": Effect("label", 0.0099, 7, 0.28125, 18, "2026-12-01"),
+    "noise-weak": Effect("label", 0.0171, 7, 0.21875, 15, "2026-12-01"),
+    "merge-weak": Effect("label", 0.0176, 7, 0.21875, 18, "2026-12-01"),
+    "truncated-context": Effect("full_gate", 0.0297, 52, 1.0, None, "2026-12-01"),
+    "wrong-bos": Effect("full_gate", 0.0648, 7, 0.125, 14, "2026-12-01"),
+    "noise-middle": Effect("full_gate", 0.0913, 7, 0.09375, 8, "2026-12-01"),
+    "noise-strong": Effect("block", 0.2272, 7, 0.0, 8, "2026-12-01"),
+    "dropped-layer": Effect("block", 0.2379, 7, 0.0, 8, "2026-12-01"),
+    "int4-group128": Effect("block", 0.2766, 7, 0.0625, 9, "2026-12-01"),
+    "int4-channel": Effect("block", 0.5276, 7, 0.0, 7, "2026-12-01"),
+    "missing-template": Effect("block", 1.3266, 7, 0.0, 1, "2026-12-01"),
+    "merge-bad": Effect("block", 1.771, 7, 0.0, 1, "2026-12-01"),
+}
