@@ -64,6 +64,14 @@ class _Series:
     marker: str
 
 
+def compact(figure: go.Figure) -> go.Figure:
+    """The figure for one column of a page, down to a phone's width: no title of its own, the legend below."""
+    legend = {"orientation": "h", "yanchor": "top", "y": -0.22, "yref": "paper", "x": 0.0, "font": {"size": 12}}
+    figure.update_layout(title=None, autosize=True, font={"size": 12}, legend=legend)
+    figure.update_layout(margin={"l": 56, "r": 12, "t": 16, "b": 48})
+    return figure.update_xaxes(automargin=True).update_yaxes(automargin=True)
+
+
 def throughput(cells: pd.DataFrame) -> go.Figure:
     """Tokens a second of one GPU (or core) against concurrency: output tokens, or input tokens of embeddings.
 

@@ -103,13 +103,14 @@ def shares_by_cell(cells: Mapping[str, Sequence[RequestRecord]], latency: str = 
     return figure.update_layout(template=TEMPLATE, title=f"{LATENCIES[latency]} by cell")
 
 
-def pareto(placed: Sequence[Placed], *, x_title: str, y_title: str) -> go.Figure:
+def pareto(placed: Sequence[Placed], *, x_title: str, y_title: str, y_limit: float | None = None) -> go.Figure:
     """Points to choose from by two figures, with their intervals; those on the front are joined.
 
     Args:
         placed: `workbench.sweeps.pareto.pareto_front`'s.
         x_title: of the first figure, with its unit.
         y_title: of the second.
+        y_limit: of the second figure, such as an SLO's, as a dotted line.
 
     Raises:
         NothingToPlot: there is no point.
@@ -127,6 +128,8 @@ def pareto(placed: Sequence[Placed], *, x_title: str, y_title: str) -> go.Figure
             figure.add_trace(_points(of_it, name, color, symbol))
     figure.update_xaxes(title=x_title, rangemode="tozero")
     figure.update_yaxes(title=y_title, rangemode="tozero")
+    if y_limit is not None:
+        figure.add_hline(y=y_limit, line=SLO_LINE)
     return figure.update_layout(template=TEMPLATE, title="What is worth choosing")
 
 

@@ -47,8 +47,8 @@ def compare(
 ) -> None:
     """Compares repeated runs of A and B, pair by pair: ratio, interval, and better, worse or no difference seen."""
     loaded = settings(config)
-    comparison, kept = heavy("workbench.comparison.cells"), heavy("workbench.sweeps.kept_results")
-    sides = [_cells(loaded, kept, reference) for reference in (baseline, candidate)]
+    comparison = heavy("workbench.comparison.cells")
+    sides = [measured_cells(loaded, reference) for reference in (baseline, candidate)]
     try:
         allowed = [comparison.Difference(name) for name in allow or []]
         result = comparison.compare_cells(*sides, metrics=metric, allow=allowed, by_cell=by_cell)
@@ -64,8 +64,13 @@ def compare(
         raise CommandFailed("B is worse than A")
 
 
-def _cells(config: WorkbenchConfig, kept: Any, reference: str) -> Any:
-    """What is on disk by that name, else in MLflow if there is one."""
+def measured_cells(config: WorkbenchConfig, reference: str) -> Any:
+    """The cells on disk by that name, else in MLflow if there is one.
+
+    Raises:
+        CommandFailed: nothing goes by that name, or a file cannot be read.
+    """
+    kept = heavy("workbench.sweeps.kept_results")
     results_dir = layout(config).results_dir
     try:
         try:

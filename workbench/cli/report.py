@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli.common import ConfigOption, JsonOption, emit, epilog, err, heavy, out, settings
+from workbench.cli.compare import measured_cells
 from workbench.cli.exits import CommandFailed, Exit
 from workbench.config import WorkbenchConfig
 from workbench.wiring import NotRunning, mlflow_uri
@@ -69,6 +70,35 @@ def run_one(
         raise CommandFailed(str(error)) from None
     data = {"notebook": str(report.notebook), "html": str(report.html), "mlflow_run_id": report.mlflow_run_id}
     emit(data, as_json, lambda: out.print("\n".join(f"{key}: {value}" for key, value in data.items())))
+
+
+@app.command(
+    "page",
+    epilog=epilog(
+        "workbench report page 3f2a91c0",
+        "workbench report page .workbench/results/3f2a91c0d1e2f3a4 --output sweep.html --json",
+        codes=(Exit.OK, Exit.FAILED, Exit.USAGE, Exit.MISSING),
+    ),
+)
+def page(
+    reference: Annotated[
+        str, typer.Argument(metavar="RUN_OR_DIR", help="A sweep's digest or folder, a cell's JSON file, an MLflow run.")
+    ],
+    output: Annotated[Path | None, typer.Option(help="The file to write; else reports/sweep-DIGEST.html.")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Writes one self-contained page of what was measured, and adds it to the sweep's run in MLflow."""
+    loaded = settings(config)
+    cells = measured_cells(loaded, reference)
+    pages = heavy("workbench.result_pages")
+    target = output or loaded.file.parent / "reports" / f"sweep-{cells[0].sweep_digest}.html"
+    try:
+        run_ids = pages.publish(cells, loaded, target, Path(reference), _artifacts(loaded))
+    except (OSError, ValueError) as error:
+        raise CommandFailed(f"{target} is not made: {error}") from None
+    data = {"html": str(target), "mlflow_run_ids": list(run_ids)}
+    emit(data, as_json, lambda: out.print(f"{target}\nin MLflow: {', '.join(run_ids) or 'no run of it is there'}"))
 
 
 def named_values(names: list[str], values: list[str]) -> dict[str, str]:

@@ -112,6 +112,23 @@ def speed_points(cells: Iterable[CellResult]) -> tuple[Point, ...]:
     return tuple(points)
 
 
+def latency_points(cells: Iterable[CellResult], latency: str) -> tuple[Point, ...]:
+    """Tokens a second of a unit (x) and a latency such as `ttft_s/p99` in seconds (y) of the mixed cells that count.
+
+    A percentile that its sample is too small to carry has no interval, so it decides nothing.
+    """
+    rate = "output_tokens_per_s_per_gpu"
+    points = []
+    for cell in cells:
+        if cell.spec.kind is CellKind.MIXED and cell.invalid is None and {rate, latency} <= cell.metrics.keys():
+            figures = (
+                _figure(cell.metrics[name], cell.intervals.get(name), is_weak=name in cell.weak)
+                for name in (rate, latency)
+            )
+            points.append(Point(cell.spec.cell_id, *figures))
+    return tuple(points)
+
+
 def cost_points(rows: Iterable[CostTableRow], cells: Iterable[CellResult]) -> tuple[Point, ...]:
     """Usd a million output tokens (x) and TTFT P99 (y) of cost rows; the interval of TTFT is the cell's.
 
