@@ -36,6 +36,7 @@ class Generate:
     return_token_ids: bool
     priority: int
     cache_salt: str
+    echoes_logprobs: bool = False
 
     def text(self, begin: int, end: int) -> str:
         """The text of some of the answer's tokens; only a chat's first has no space before it."""
@@ -74,6 +75,7 @@ def parse_generate(kind: Kind, body: dict[str, Any], settings: FakeSettings) -> 
         return_token_ids=bool(body.get("return_token_ids")),
         priority=optional(body, "priority", int) or 0,
         cache_salt=cache_salt or "",
+        echoes_logprobs=bool(body.get("echo")) and body.get("logprobs") is not None,
     )
 
 
@@ -195,6 +197,8 @@ class Answer:
         if self._is_chat:
             body["prompt_token_ids"] = self._prompt_token_ids()
         else:
+            if request.echoes_logprobs:
+                choice["logprobs"] = _echoed([*request.prompt_words, *map(word_of, tokens)])
             choice["prompt_token_ids"] = self._prompt_token_ids()
         return body | {"usage": self._usage(num_output_tokens, with_details=True)}
 
@@ -282,3 +286,15 @@ def error_body(status: int, message: str, param: str | None = None) -> dict[str,
     """vLLM's error object; the same under an HTTP error status and as an event."""
     kind = _ERROR_TYPES.get(status, "BadRequestError")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def _echoed(words: list[str]) -> dict[str, Any]:
+    """Logprobs of a prompt and its answer; the first token has none, and each third is not the likeliest."""
+    token_logprobs: list[float | None] = [None]
+    top_logprobs: list[dict[str, float] | None] = [None]
+    for word in words[1:]:
+        token_id = token_of(word)
+        own = -1.0 - token_id % 10
+        token_logprobs.append(own)
+        top_logprobs.append({word: own} | ({f"{word}?": -0.5} if token_id % 3 == 0 else {}))
+    return {"tokens": words, "token_logprobs": token_logprobs, "top_logprobs": top_logprobs, "text_offset": []}
