@@ -42,6 +42,13 @@ LEFT_OUT = {
     "workbench down": "ends the stack under the other commands: the fixture does so at the end",
     "workbench schedule": "would write into the crontab of whoever runs the tests; test_schedule_job.py calls them all",
     "workbench compare": "needs two results that were measured in turns; tests/unit/test_comparison.py has them",
+    "workbench register smollm2-135m --source /models/tuned": "needs other weights; test_rollout.py registers some",
+    "workbench canary start": "needs a candidate; test_rollout.py takes two all the way",
+    "workbench canary pause": "needs a rollout; tests/unit/test_rollout_policy.py pauses one",
+    "workbench canary resume": "needs a rollout; tests/unit/test_rollout_policy.py has one that was paused",
+    "workbench canary rollback": "needs a rollout; test_rollout.py takes one back",
+    "workbench drift": "reads the probabilities of tokens, which fakes have not; tests/gateway/test_readings.py",
+    "workbench faults make": "converts a whole model; tests/unit/test_faults.py takes a tiny one",
     "workbench lab": "runs until Ctrl-C and needs JupyterLab's half a minute",
     "workbench logs gateway-0 --follow": "runs until Ctrl-C",
     "workbench sweep smollm2-135m gemma3-270m --mode full": "minutes by design; the other sweeps are short",
@@ -64,6 +71,8 @@ IN_PLACE_OF = {
     "/tmp/reports": "{folder}/reports",
     "-p model gemma3-270m": "-p model gemma3-270m -p concurrencies 1",
     "RUN_ID": "{run_id}",
+    "40953a4d0629181e": "{sweep}",
+    "--output sweep.html": "--output {folder}/sweep.html",
     "http://127.0.0.1:8000": "{gateway}",
 }
 # What others need comes first, what ends something comes last.
@@ -87,6 +96,7 @@ class Documented:
         table = data / "cost-table.json"
         values = {
             "folder": str(self.folder),
+            "sweep": next((path.parent.name for path in (data / "results").glob("*/sweep.json")), ""),
             "run_id": json.loads(table.read_text())["run_id"] if table.exists() else "",
             "gateway": json.loads((data / "run" / "stack.json").read_text())["urls"]["gateway"],
         }

@@ -163,6 +163,7 @@ async def answers_garbage(client: redis.asyncio.Redis) -> None:
     assert reports
 
 
+@pytest.mark.long  # minutes; test_rollout_keeper.py has every step of it in short
 async def test_garbage_is_taken_back_and_a_good_candidate_promoted_without_an_error_to_anybody(
     workplace: Workplace, mlflow_uri: str
 ) -> None:
