@@ -10,6 +10,8 @@
     workbench.slo_search("smollm2-135m")     the highest load that keeps the SLO
     workbench.tune("smollm2-135m", {"block_size": [32, 64]})
                                              the engine's fields with the most goodput
+    workbench.evaluate("smollm2-135m", suite="smoke")
+                                             how good a served model is on our tasks
     workbench.runs("smollm2-135m")           earlier sweeps, as a frame
     workbench.cost_table()                   the newest cost table, as a frame
     workbench.client()                       an openai.OpenAI client of the gateway
@@ -28,10 +30,12 @@ if TYPE_CHECKING:
     from workbench import plots
     from workbench.benchmark.api import abench, bench, compare, last_bench
     from workbench.connection import Connection, client, connect, cost_table, record_run, runs, sweep
+    from workbench.evaluation import evaluate
     from workbench.searches import slo_search, tune
 
 __all__ = [
-    "Connection", "abench", "bench", "client", "compare", "connect", "cost_table", "last_bench", "plots", "record_run",
+    "Connection", "abench", "bench", "client", "compare", "connect", "cost_table", "evaluate", "last_bench", "plots",
+    "record_run",
     "runs", "slo_search", "sweep", "tune",
 ]  # fmt: skip
 
@@ -43,6 +47,8 @@ _FROM_CLIENT = frozenset({"Connection", "client", "connect", "cost_table", "reco
 def __getattr__(name: str) -> Any:
     if name == "plots":
         return importlib.import_module("workbench.plots")
+    if name == "evaluate":
+        return importlib.import_module("workbench.evaluation").evaluate
     if name in _FROM_CLIENT:
         return getattr(importlib.import_module("workbench.connection"), name)
     if name in _FROM_BENCH:

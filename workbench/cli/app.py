@@ -18,6 +18,7 @@ from workbench.cli import (
     decisions,
     doctor,
     drift,
+    evaluate,
     faults,
     hardware,
     keys,
@@ -66,6 +67,7 @@ usage.add_to(app)
 purge.add_to(app)
 app.add_typer(pool.app, name="pool")
 app.add_typer(canary.app, name="canary")
+app.add_typer(evaluate.app, name="eval")
 app.add_typer(faults.app, name="faults")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")

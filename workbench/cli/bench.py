@@ -108,7 +108,7 @@ def bench(
             max_duration_s=seconds,
             target=module.TargetKind(target),
             url=url,
-            api_key=_api_key(api_key_env),
+            api_key=api_key(api_key_env),
             tokenizer=tokenizer,
             takes_extras=extras,
             num_units=units,
@@ -165,7 +165,8 @@ def _workload(workload: str | None, prompt_tokens: int | None, output_tokens: in
     return workload
 
 
-def _api_key(variable: str | None) -> str | None:
+def api_key(variable: str | None) -> str | None:
+    """The endpoint's key. Raises CommandFailed where the variable is not set."""
     if variable is None:
         return None
     if not os.environ.get(variable):
