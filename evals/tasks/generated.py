@@ -8,6 +8,7 @@ from evals.tasks.items import Item, Scoring, an_item, data, drawn
 
 NUM_SHOTS = 4
 NUM_WORDS = 5
+LARGEST = 20
 STORIES = (
     "{a} left the {thing} in the {place}. Then {a} went out to meet {b}. When {b} asked for the {thing}, {a} said that "
     "it was still in the",
@@ -31,7 +32,7 @@ def arithmetic(rng: random.Random, num: int) -> list[Item]:
 
 
 def _sum(rng: random.Random) -> tuple[str, str]:
-    first, second = rng.randint(2, 30), rng.randint(2, 30)
+    first, second = rng.randint(1, LARGEST), rng.randint(1, LARGEST)
     if rng.random() < 0.5:
         return f"{first} + {second} =", str(first + second)
     first, second = max(first, second), min(first, second)

@@ -7,12 +7,20 @@ import random
 
 from evals.tasks.items import Item, Scoring, an_item, data, sampled
 
+# Shots are of countries that `countries.json` leaves out. Without any, a small model goes on with an article.
 FACTS = (
     ("The capital of {country} is", "capital"),
-    ("{country} is a country whose capital city is called", "capital"),
-    ("Question: What is the capital city of {country}?\nAnswer:", "capital"),
-    ("{country} is a country on the continent of", "continent"),
-    ("Question: On which continent is {country}?\nAnswer:", "continent"),
+    ("The capital of Australia is Canberra. The capital of Turkey is Ankara. The capital of {country} is", "capital"),
+    (
+        "Question: What is the capital of Turkey?\nAnswer: Ankara\n\n"
+        "Question: What is the capital of {country}?\nAnswer:",
+        "capital",
+    ),
+    (
+        "Ankara is the capital of Turkey. Canberra is the capital of Australia. {capital} is the capital of",
+        "country",
+    ),
+    ("Turkey is in Asia. Australia is in Oceania. Tanzania is in Africa. {country} is in", "continent"),
 )
 BETWEEN = ("near the {noun}", "behind the {noun}", "next to the {noun}", "that I saw with the {noun}")
 
