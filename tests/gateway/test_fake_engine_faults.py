@@ -106,7 +106,7 @@ async def test_the_role_may_come_long_before_the_first_token(engine: FakeEngine,
     await stream(client, CHAT, {**HELLO, "fake": {"role_at_once": True, "ttft_ms": 30}})
     (log,) = engine.log.ended
     assert kinds(log)[:3] == ["head", "role", "token"]
-    assert log.writes[2].at_s - log.writes[1].at_s > 0.028
+    assert log.writes[2].at_s - log.received_at_s > 0.028  # a busy machine sends the role later, not the token sooner
 
 
 async def test_a_slow_head(engine: FakeEngine, client: EngineClient) -> None:
