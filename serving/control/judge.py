@@ -2,12 +2,15 @@
 
 gate.performance, gate.quality, gate.cost   pass | fail | inconclusive; all must be there and pass
 gate.evidence                               the digest of all that the verdict rests on
-approval                                    a release manager's word: that digest's beginning, 16 digits or more
+approval                                    a release manager's word: that digest's beginning, 16 hex digits or more
 approval.rejected                           a release manager's no, with its reason
+
+Tags are taken at their word: whoever may write a version's tags may pass it. Give that right to release managers alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from serving.core.policies.rollout import Judgement
@@ -15,7 +18,7 @@ from serving.core.sequential import Verdict
 
 GATES = ("gate.performance", "gate.quality", "gate.cost")
 TAG_EVIDENCE, TAG_APPROVAL, TAG_REJECTED = "gate.evidence", "approval", "approval.rejected"
-MIN_APPROVED_DIGITS = 16
+_APPROVAL = re.compile(r"[0-9a-f]{16,64}")
 
 ReadTags = Callable[[str, str], Mapping[str, str]]
 """(model, version) → its tags; blocks, and raises ServingError when the registry does not answer."""
@@ -41,5 +44,5 @@ def judgement(tags: Mapping[str, str]) -> Judgement:
     elif all(one == Verdict.PASS for one in said):
         verdict = Verdict.PASS
     digest, approval = tags.get(TAG_EVIDENCE, ""), tags.get(TAG_APPROVAL, "")
-    is_approved = len(approval) >= MIN_APPROVED_DIGITS and digest.startswith(approval)
+    is_approved = _APPROVAL.fullmatch(approval) is not None and digest.startswith(approval)
     return Judgement(verdict, is_approved, bool(tags.get(TAG_REJECTED)), digest or None)
