@@ -15,7 +15,8 @@ from serving.core.tenancy import ANY, Principal, Tenant
 from serving.gateway.accounting import Accounts, Outcome
 from serving.gateway.dispatch import Dispatcher
 from serving.gateway.http_errors import Headers
-from serving.gateway.request import Call, CallBuilder, Endpoint
+from serving.gateway.own_calls import run_own
+from serving.gateway.request import CallBuilder, Endpoint
 
 ASKER = Principal(Tenant("guardrails", models=(ANY,), tiers=tuple(Tier)), key_id="guardrails")
 """Whose the usage of these calls is: no tenant pays for them."""
@@ -54,26 +55,19 @@ class GuardAsker:
         event_id = self._new_id()
         # A cache of its own for each question: a prefix that one tenant asked about must not be quicker for another.
         tenant = replace(ASKER.tenant, sharing_group=event_id)
-        call = self._builder.build(Endpoint.CHAT, event_id, asked, body, tenant)
         outcome = Outcome(event_id, event_id, PATH, self._clock.monotonic_s(), self._clock.now_s(), ASKER, asked)
-        outcome.call = call
-        body_of_answer = await self._answer(call, outcome)
+        outcome.call = self._builder.build(Endpoint.CHAT, event_id, asked, body, tenant)
+        answered = await self._answer(outcome)
         try:
-            return str(orjson.loads(body_of_answer)["choices"][0]["message"]["content"])
+            return str(orjson.loads(answered)["choices"][0]["message"]["content"])
         except (orjson.JSONDecodeError, LookupError, TypeError) as error:
             raise UpstreamError(f"{self._model} answered in no form that is known") from error
 
-    async def _answer(self, call: Call, outcome: Outcome) -> bytes:
+    async def _answer(self, outcome: Outcome) -> bytes:
         """The body of the model's answer, counted as any request is."""
         kept = _Kept()
         try:
-            dispatched = await self._dispatcher.dispatch(call, outcome.on_choice)
-            try:
-                outcome.answer = dispatched.answer
-                assert dispatched.answer is not None  # dispatch() returns begun answers only
-                await dispatched.answer.relay(kept, [])
-            finally:
-                dispatched.close()
+            await run_own(self._dispatcher, outcome, kept)
         except ServingError as error:
             outcome.error = error
             raise

@@ -23,6 +23,7 @@ from serving.gateway.accounting import Accounts, Outcome
 from serving.gateway.dispatch import Dispatcher
 from serving.gateway.http_errors import Headers
 from serving.gateway.observer import Observer, observation
+from serving.gateway.own_calls import run_own
 from serving.gateway.request import ENGINE_PRIORITIES, Call
 from serving.gateway.sessions import Trial
 from serving.gateway.usage import Usage
@@ -94,7 +95,7 @@ class Shadow:
         )
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await self._run(mirror)
+                await run_own(self._dispatcher, mirror, _Nobody())
         except (ServingError, TimeoutError) as error:
             mirror.error = error if isinstance(error, ServingError) else ServingError("the mirror took too long")
         finally:
@@ -106,16 +107,6 @@ class Shadow:
             # They ran at different priorities and loads: how long they took is no comparison.
             seen = replace(seen, kind=Kind.SHADOW, pair=user.event_id, latency_s=None)
             self._observer.keep(trial.split.rollout_id, seen)
-
-    async def _run(self, mirror: Outcome) -> None:
-        assert mirror.call is not None
-        dispatched = await self._dispatcher.dispatch(mirror.call, mirror.on_choice)
-        try:
-            mirror.answer = dispatched.answer
-            assert dispatched.answer is not None  # dispatch() returns begun answers only
-            await dispatched.answer.relay(_Nobody(), [])
-        finally:
-            dispatched.close()
 
 
 def _mirrored(call: Call, request_id: str, version: str) -> Call:
