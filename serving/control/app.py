@@ -118,7 +118,7 @@ class ControlPlane:
         self._rollouts = None
         if rollouts is not None:
             lease = Lease(client, "control", settings.lease_ttl_s)
-            self._rollouts = RolloutKeeper(client, lease, rollouts, clock, self._troubles)
+            self._rollouts = RolloutKeeper(client, lease, rollouts, clock, self._troubles, settings.report_max_age_s)
         self._tenants = TenantKeeper(client, settings.tenants_path, clock, random.Random(), self._troubles)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -45,7 +45,6 @@ from serving.store.rollouts import Rollouts
 logger = logging.getLogger(__name__)
 
 JUDGE_EVERY_S = 2.0
-REPORT_MAX_AGE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +82,24 @@ class RolloutKeeper:
         ports: judge, champions, records.
         clock: times of phases.
         troubles: where a dead judge or registry is told.
+        report_max_age_s: a replica that was silent for longer is not ready.
     """
 
     def __init__(
-        self, client: redis.asyncio.Redis, lease: Lease, ports: RolloutPorts, clock: Clock, troubles: Troubles
+        self,
+        client: redis.asyncio.Redis,
+        lease: Lease,
+        ports: RolloutPorts,
+        clock: Clock,
+        troubles: Troubles,
+        report_max_age_s: float,
     ) -> None:
         self._client = client
         self._lease = lease
         self._ports = ports
         self._clock = clock
         self._troubles = troubles
+        self._report_max_age_s = report_max_age_s
         self._rollouts = Rollouts(client)
         self._watched: dict[str, _Watched] = {}
 
@@ -140,7 +147,7 @@ class RolloutKeeper:
         view = RolloutView(
             now_s=self._clock.now_s(),
             rollout=rollout,
-            num_ready=_num_ready(rollout, fleet, self._clock.now_s()),
+            num_ready=_num_ready(rollout, fleet, self._clock.now_s(), self._report_max_age_s),
             champion=None if registered is None else registered.champions.get(rollout.model),
             judgement=watched.judgement,
             signals=watched.tests.signals,
@@ -210,7 +217,7 @@ class RolloutKeeper:
             self._troubles.over(topic)
 
 
-def _num_ready(rollout: Rollout, fleet: FleetSeen | None, now_s: float) -> int | None:
+def _num_ready(rollout: Rollout, fleet: FleetSeen | None, now_s: float, report_max_age_s: float) -> int | None:
     if fleet is None:
         return None
     version = (rollout.model, rollout.candidate)
@@ -218,6 +225,6 @@ def _num_ready(rollout: Rollout, fleet: FleetSeen | None, now_s: float) -> int |
     return sum(
         report.pool_id in own
         and report.replica.state is ReplicaState.READY
-        and now_s - max(report.updated_at_s, fleet.settled_since_s) <= REPORT_MAX_AGE_S
+        and now_s - max(report.updated_at_s, fleet.settled_since_s) <= report_max_age_s
         for report in fleet.reports
     )

@@ -103,7 +103,7 @@ class World:
         client = client or self.client
         lease = Lease(client, "control", ttl_s)
         ports = RolloutPorts(self, self, self.records.append)
-        return RolloutKeeper(client, lease, ports, self.clock, Troubles(logging.getLogger("test")))
+        return RolloutKeeper(client, lease, ports, self.clock, Troubles(logging.getLogger("test")), 5.0)
 
     async def rollout(self) -> Rollout:
         return (await Rollouts(self.client).all())["m"]
