@@ -159,15 +159,14 @@ class HotRoutes:
             )
         digest = sha256(exchange.body + (visit.target_replica or "").encode()).digest()
         told = self._with_limits(visit.headers, visit.outcome)
-        visit.outcome.replayed = True  # also where its client leaves before the end
         try:
             owner = await replays.begin(tenant, key, digest, exchange.path, exchange, told)
-        except ServingError:
-            visit.outcome.replayed = exchange.is_started
+        except (ServingError, asyncio.CancelledError):
+            visit.outcome.replayed = exchange.is_started  # it broke off, or its client left, in the middle of a replay
             raise
         if owner is None:
+            visit.outcome.replayed = True
             return
-        visit.outcome.replayed = False
         recorder = owner.recorder(exchange)
         exchange.on_lost = recorder.detach
         try:

@@ -187,6 +187,20 @@ async def test_a_run_with_a_key_goes_on_when_its_client_leaves(door: Door) -> No
     assert [event.waste for event in door.events() if not event.replayed] == [None]
 
 
+async def test_a_replay_whose_client_leaves_is_one_event_of_nothing(door: Door) -> None:
+    asked = [(b"authorization", door.headers["free"]), (b"idempotency-key", b"k4")]
+    body = chat(stream=True, max_tokens=30, fake={"itl_ms": 10.0})
+    running = begin_post(door.first, CHAT, body, asked)
+    await running.until_body()
+    joined = begin_post(door.second, CHAT, body, asked)
+    await joined.until_body()
+    joined.leave()
+    await asyncio.gather(running.done(), joined.done())
+    ran, left = sorted(door.events(), key=lambda event: event.replayed)
+    assert (ran.replayed, ran.num_output_tokens, ran.waste) == (False, 30, None)
+    assert (left.replayed, left.num_tokens, left.usd, left.waste) == (True, 0, 0.0, None)
+
+
 async def test_a_refused_request_frees_its_key(door: Door) -> None:
     for _ in range(3):
         await door.ask(door.first, "requests")
