@@ -1,9 +1,10 @@
 """What the registry's tags say of a version: the verdict of the gates, and whether its evidence is approved.
 
-gate.performance, gate.quality, gate.cost   pass | fail | inconclusive; all must be there and pass
-gate.evidence                               the digest of all that the verdict rests on
-approval                                    a release manager's word: that digest's beginning, 16 hex digits or more
-approval.rejected                           a release manager's no, with its reason
+gate.performance, gate.cost, gate.quality,   pass | fail | inconclusive; all must be there and pass
+gate.drift, gate.safety
+gate.evidence                                the digest of the record that the verdict rests on (core/gate_record.py)
+approval                                     a release manager's word: that digest's beginning, 16 hex digits or more
+approval.rejected                            a release manager's no, with its reason
 
 Tags are taken at their word: whoever may write a version's tags may pass it. Give that right to release managers alone.
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from serving.core.gate_record import MIN_APPROVAL_DIGITS, TAG_EVIDENCE
+from serving.core.policies.gate import Gate, in_all
 from serving.core.policies.rollout import Judgement
 from serving.core.sequential import Verdict
 
-GATES = ("gate.performance", "gate.quality", "gate.cost")
-TAG_EVIDENCE, TAG_APPROVAL, TAG_REJECTED = "gate.evidence", "approval", "approval.rejected"
-_APPROVAL = re.compile(r"[0-9a-f]{16,64}")
+TAG_APPROVAL, TAG_REJECTED = "approval", "approval.rejected"
+_APPROVAL = re.compile(rf"[0-9a-f]{{{MIN_APPROVAL_DIGITS},64}}")
 
 ReadTags = Callable[[str, str], Mapping[str, str]]
 """(model, version) → its tags; blocks, and raises ServingError when the registry does not answer."""
@@ -37,12 +39,7 @@ class RegistryJudge:
 
 def judgement(tags: Mapping[str, str]) -> Judgement:
     """The judgement that a version's tags amount to."""
-    said = [tags.get(gate, Verdict.INCONCLUSIVE) for gate in GATES]
-    verdict = Verdict.INCONCLUSIVE
-    if Verdict.FAIL in said:
-        verdict = Verdict.FAIL
-    elif all(one == Verdict.PASS for one in said):
-        verdict = Verdict.PASS
+    verdict = in_all([tags.get(gate.tag, Verdict.INCONCLUSIVE) for gate in Gate])
     digest, approval = tags.get(TAG_EVIDENCE, ""), tags.get(TAG_APPROVAL, "")
     is_approved = _APPROVAL.fullmatch(approval) is not None and digest.startswith(approval)
     return Judgement(verdict, is_approved, bool(tags.get(TAG_REJECTED)), digest or None)

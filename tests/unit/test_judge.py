@@ -9,7 +9,7 @@ import pytest
 from serving.control.judge import RegistryJudge, judgement
 from serving.core.sequential import Verdict
 
-PASSED = {"gate.performance": "pass", "gate.quality": "pass", "gate.cost": "pass"}
+PASSED = {f"gate.{name}": "pass" for name in ("performance", "cost", "quality", "drift", "safety")}
 DIGEST = "0123456789abcdef" * 4
 
 
@@ -24,7 +24,7 @@ DIGEST = "0123456789abcdef" * 4
         ({"gate.quality": ""}, Verdict.INCONCLUSIVE),
     ],
 )
-def test_only_three_passes_are_a_pass(changes: dict[str, str], verdict: Verdict) -> None:
+def test_only_a_pass_of_every_gate_is_a_pass(changes: dict[str, str], verdict: Verdict) -> None:
     assert judgement(PASSED | changes).verdict is verdict
 
 
