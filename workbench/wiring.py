@@ -83,6 +83,11 @@ class Layout:
         return self.data_dir / "tenants.json"
 
     @property
+    def releases_path(self) -> Path:
+        """The file copy of the release book: champions and evidence as the control plane knows them."""
+        return self.data_dir / "releases.json"
+
+    @property
     def decisions_dir(self) -> Path:
         """Decision records of the gateway workers."""
         return self.data_dir / "decisions"

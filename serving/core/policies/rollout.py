@@ -152,13 +152,18 @@ class Rollout:
 class Judgement:
     """What stands in the registry of a version: the gates' verdict and whether its evidence is approved.
 
-    `is_approved` holds only for an approval of this very evidence; `is_rejected` for a release manager's no.
+    `is_approved` holds only for an approval of this very evidence; `is_rejected` for a release manager's no, whose
+    reason is `rejection`. `frozen` says why nothing goes on now; `why`, why no approval counts. `digest` is the
+    evidence's.
     """
 
     verdict: Verdict = Verdict.INCONCLUSIVE
     is_approved: bool = False
     is_rejected: bool = False
     digest: str | None = None
+    rejection: str | None = None
+    frozen: str | None = None
+    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +272,7 @@ def _why_back(view: RolloutView) -> str | None:
     if view.signals.alarmed:
         return f"worse online: {', '.join(sorted(view.signals.alarmed))}"
     if judgement is not None and judgement.is_rejected:
-        return "rejected by a release manager"
+        return "rejected by a release manager" + (f": {judgement.rejection}" if judgement.rejection else "")
     if judgement is not None and rollout.plan.needs_gate and judgement.verdict is Verdict.FAIL:
         return "the gates' verdict is fail"
     return None
@@ -314,11 +319,15 @@ def _missing(view: RolloutView, phase: Phase, step: int) -> list[str]:
     if phase is Phase.SHADOW:
         return missing
     judgement = view.judgement or Judgement()
+    if judgement.frozen is not None:
+        missing.append(f"the end of a freeze ({judgement.frozen})")
     if plan.needs_gate and judgement.verdict is not Verdict.PASS:
         missing.append("the gates' verdict to be pass")
     share = plan.steps[step] if phase is Phase.STEP else 1.0
     if plan.approval_from_frac is not None and share >= plan.approval_from_frac and not judgement.is_approved:
-        missing.append(f"an approval of {rollout.model}@{rollout.candidate}")
+        missing.append(
+            f"an approval of {rollout.model}@{rollout.candidate}" + (f" ({judgement.why})" if judgement.why else "")
+        )
     if phase is Phase.PROMOTING:
         missing += [f"{name} within its tolerance" for name in plan.must_pass if name not in view.signals.passed]
     return missing
