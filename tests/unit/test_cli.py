@@ -131,7 +131,10 @@ def test_a_store_without_an_address_is_a_usage_error(
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
     """Two sweeps that MLflow lacks, `aaa` and `bbb`, over an MLflow that takes everything; and what it took."""
     pytest.importorskip("mlflow")
-    tracking, folder_type = import_module("workbench.tracking"), import_module("workbench.sweeps.results").ResultsFolder
+    tracking, folder_type = (
+        import_module("workbench.tracking.tracker"),
+        import_module("workbench.sweeps.results").ResultsFolder,
+    )
     names = ("version", "task", "hardware_class", "engine_fingerprint", "hardware_fingerprint")
     replica = {"model": "tiny", **dict.fromkeys(names, "x"), "engine_covers": {}, "hardware_covers": {}}
     kinds = import_module("workbench.sweeps.cells").CellKind
@@ -149,8 +152,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setattr(tracking.Tracker, "_client", lambda _: nullcontext())
     monkeypatch.setattr(tracking, "experiment", lambda *_: "1")
-    monkeypatch.setattr(tracking, "_parent_run", lambda *_: "parent")
-    monkeypatch.setattr(tracking, "_log_cell", log_cell)
+    monkeypatch.setattr(tracking, "parent_run", lambda *_: "parent")
+    monkeypatch.setattr(tracking, "log_cell", log_cell)
     measured = import_module("workbench.costs.table").MeasuredCell
     monkeypatch.setattr(tracking.Tracker, "cells", lambda *_, **__: [measured(cell, "run") for cell in cells])
     monkeypatch.setattr(tracking.Tracker, "log_cost_table", lambda *_: "table-run")
