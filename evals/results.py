@@ -22,6 +22,7 @@ class ItemResult:
     Attributes:
         score: 1.0 for right, else 0.0.
         answer: the generated text; None where none was generated.
+        finish_reason: of the generated text, in the engine's word.
         log_likelihood: of the gold, in nats; None where text was generated.
     """
 
@@ -31,6 +32,7 @@ class ItemResult:
     scoring: Scoring
     score: float
     answer: str | None = None
+    finish_reason: str | None = None
     log_likelihood: float | None = None
 
 
@@ -42,6 +44,7 @@ class Evaluation:
         digest: of the items asked, `evals.suites.items_digest`.
         engine: the engine's fingerprint, which covers weights, template and flags.
         seconds: of each task.
+        mlflow_run_id: where it was logged; None where it was not.
     """
 
     model: str
@@ -55,6 +58,7 @@ class Evaluation:
     started_at: str
     seconds: Mapping[str, float]
     items: tuple[ItemResult, ...]
+    mlflow_run_id: str | None = None
 
     def accuracy(self) -> dict[str, float]:
         """Mean score of each task, in [0, 1]."""

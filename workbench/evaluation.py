@@ -9,24 +9,25 @@ The answers of an engine to a suite and a seed are asked once: a later run with 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from evals import results
-from evals.harness import CONCURRENCY, Endpoint, Progress, ask
+from evals.endpoint import CONCURRENCY, Endpoint, check
+from evals.harness import Progress, ask
 from evals.results import Evaluation
 from evals.suites import items_digest, suite_of
-from serving.core.errors import BadRequest, UpstreamError
-from serving.engine.client import EngineClient, UnexpectedStatus
+from serving.core.errors import BadRequest
 from workbench.config import WorkbenchConfig
 from workbench.connection import connected
 from workbench.sweeps.on_stack import found_replica
 from workbench.sync import run_sync
-from workbench.wiring import gateway_url, layout
+from workbench.wiring import gateway_url, layout, mlflow_uri
 
 EXPERIMENT = "evaluations/"
-PROBE_TIMEOUT_S = 60.0
+# The run that another of the same engine, suite and seed took the place of.
+BEFORE = ".before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class EvalRequest:
         model: a served name, `name@version` for another version than the champion.
         replica: the one that is to answer; the gateway chooses when None.
         seed: decides the items.
-        fresh: ask again, although the answers are kept.
+        fresh: ask again, although the answers are kept; those are then kept as the run before.
     """
 
     model: str
@@ -66,7 +67,7 @@ def evaluate_on_stack(
     Raises:
         BadRequest: no such suite.
         NotRunning, NotFound, Unavailable: no stack, or no replica of that model.
-        UpstreamError: the gateway refused the first request, or one failed three times.
+        UpstreamError: the gateway refused a request, or one failed three times.
     """
     try:
         items = suite_of(request.suite).items(request.seed)
@@ -76,10 +77,12 @@ def evaluate_on_stack(
     path = path_of(config, blank)
     if path.exists() and not request.fresh:
         return Evaluated(results.read(path), path, from_cache=True)
-    run_sync(lambda: _probe(endpoint))
+    run_sync(lambda: check(endpoint))
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     found, seconds = ask(items, endpoint, seed=request.seed, on_progress=on_progress)
     evaluation = Evaluation(**blank, started_at=started_at, seconds=seconds, items=tuple(found))  # type: ignore[arg-type]
+    if path.exists():
+        path.replace(path.with_suffix(BEFORE + path.suffix))
     results.write(evaluation, path)
     return Evaluated(evaluation, path, from_cache=False)
 
@@ -93,8 +96,9 @@ def evaluate(
     concurrency: int = CONCURRENCY,
     api_key: str | None = None,
     fresh: bool = False,
+    log: bool = True,
 ) -> Evaluation:
-    """What `workbench eval run` does, from a notebook; not logged. Raises as `evaluate_on_stack`.
+    """What `workbench eval run` does, from a notebook. Raises as `evaluate_on_stack` and `logged`.
 
     Args:
         model: a served name, `name@version` for another version than the champion.
@@ -104,9 +108,11 @@ def evaluate(
         concurrency: requests in flight; evaluations to compare have the same.
         api_key: where the gateway wants one.
         fresh: ask again, although this engine's answers are kept.
+        log: whether it goes to MLflow; its run's id is then the result's `mlflow_run_id`.
     """
-    request = EvalRequest(model, suite, replica, seed, concurrency, api_key, fresh)
-    return evaluate_on_stack(connected().config, request).evaluation
+    config = connected().config
+    found = evaluate_on_stack(config, EvalRequest(model, suite, replica, seed, concurrency, api_key, fresh))
+    return (logged(mlflow_uri(config), found) if log else found).evaluation
 
 
 async def _found(config: WorkbenchConfig, request: EvalRequest, digest: str) -> tuple[Mapping[str, object], Endpoint]:
@@ -128,29 +134,6 @@ async def _found(config: WorkbenchConfig, request: EvalRequest, digest: str) -> 
         return blank, Endpoint(url, name, found.tokenizer, request.api_key, request.replica, request.concurrency)
 
 
-async def _probe(endpoint: Endpoint) -> None:
-    """One token, so that a refusal is told once and in the gateway's words."""
-    headers = [(name.encode(), value.encode()) for name, value in endpoint.headers().items()]
-    body = f'{{"model": "{endpoint.model}", "prompt": "Hello", "max_tokens": 1, "service_tier": "flex"}}'
-    async with (
-        EngineClient(endpoint.url) as client,
-        await client.request(
-            "POST",
-            "/v1/completions",
-            headers=[*headers, (b"content-type", b"application/json")],
-            body=body.encode(),
-            timeout_s=PROBE_TIMEOUT_S,
-        ) as response,
-    ):
-        answer = (await response.read())[:300].decode("utf-8", "replace")
-    if response.status == 401 or response.status == 403:
-        raise UpstreamError(f"the gateway refused the key: give one that may do this with --api-key-env ({answer})")
-    if response.status != 200:
-        raise UnexpectedStatus(
-            f"the gateway answered {response.status}: {answer}", engine_status=response.status, body=answer.encode()
-        )
-
-
 def path_of(config: WorkbenchConfig, blank: Mapping[str, object]) -> Path:
     """Where an evaluation lies: by model, suite, seed, engine and items."""
     where = f"-{blank['replica']}" if blank["replica"] else ""
@@ -166,8 +149,14 @@ def folder(config: WorkbenchConfig) -> Path:
     return layout(config).data_dir / "evals"
 
 
-def kept(config: WorkbenchConfig, reference: str, suite: str | None) -> Evaluation:
+def kept(config: WorkbenchConfig, reference: str, suite: str | None, *, before: bool = False) -> Evaluation:
     """A file's evaluation, or the newest of MODEL@VERSION.
+
+    Args:
+        config: whose data folder.
+        reference: a file, or MODEL@VERSION.
+        suite: the only one that counts; any when None.
+        before: of MODEL@VERSION, a run that a newer one took the place of: the two tell its noise.
 
     Raises:
         BadRequest: there is none, or the file holds something else.
@@ -176,30 +165,38 @@ def kept(config: WorkbenchConfig, reference: str, suite: str | None) -> Evaluati
     if not path.is_file():
         model, _, version = reference.partition("@")
         found = (folder(config) / model).glob(f"{suite or '*'}-s*-v{version or '*'}-*.json")
-        newest = sorted(found, key=lambda one: one.stat().st_mtime)
-        if not newest:
-            raise BadRequest(
-                f"no evaluation of {reference} is kept, nor is that a file: run `workbench eval run {reference}`"
-            )
-        path = newest[-1]
+        chosen = sorted(
+            (one for one in found if (Path(one.stem).suffix == BEFORE) is before), key=lambda one: one.stat().st_mtime
+        )
+        if not chosen:
+            raise BadRequest(_none_kept(reference, before))
+        path = chosen[-1]
     try:
         return results.read(path)
     except ValueError as error:
         raise BadRequest(str(error)) from error
 
 
-def log(uri: str, evaluated: Evaluated) -> str:
-    """Logs to MLflow's `evaluations/MODEL`; returns the run's id.
+def _none_kept(reference: str, before: bool) -> str:
+    if before:
+        return f"{reference} was asked once only, nor is that a file: run `workbench eval run {reference} --fresh`"
+    return f"no evaluation of {reference} is kept, nor is that a file: run `workbench eval run {reference}`"
+
+
+def logged(uri: str, evaluated: Evaluated) -> Evaluated:
+    """The same, in MLflow's `evaluations/MODEL`: logged now, unless it was before, and with the run's id in its file.
 
     Raises:
         RegistryUnavailable, RegistryRefused: MLflow does not take it.
     """
+    found = evaluated.evaluation
+    if found.mlflow_run_id is not None:
+        return evaluated
     # Seconds to import, and only what logs needs it.
     from workbench.tracking import Tracker
 
-    found = evaluated.evaluation
     named = ("model", "version", "suite", "seed", "digest", "engine", "concurrency", "replica")
-    return Tracker(uri).log_run(
+    run_id = Tracker(uri).log_run(
         EXPERIMENT + found.model,
         f"{found.suite} of {found.model}@{found.version}",
         tags={"kind": "evaluation"},
@@ -208,3 +205,6 @@ def log(uri: str, evaluated: Evaluated) -> str:
         | {f"seconds/{task}": value for task, value in found.seconds.items()},
         files={"evaluation": [evaluated.path]},
     )
+    found = replace(found, mlflow_run_id=run_id)
+    results.write(found, evaluated.path)
+    return replace(evaluated, evaluation=found)

@@ -49,3 +49,19 @@ def test_other_items_are_a_wrong_command_line(champion: str, tmp_path: Path, cap
 def test_nothing_kept_says_how_to_make_it(champion: str, capsys: pytest.CaptureFixture[str]):
     assert run_app(["eval", "compare", champion, "never-asked@7", "--config", CONFIG]) == Exit.FAILED
     assert "workbench eval run never-asked@7" in capsys.readouterr().err
+
+
+def test_the_noise_floor_is_of_two_runs_and_never_of_one_with_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("WORKBENCH__DATA_DIR", str(tmp_path))
+    newest = tmp_path / "evals" / "m" / "gate-s0-c8-v1-engine-digest.json"
+    results.write(CHAMPION, newest)
+    command = ["eval", "compare", "m@1", "m@1", "--again", "m@1", "--config", CONFIG, "--json"]
+    assert run_app(command) == Exit.FAILED
+    assert "asked once only" in capsys.readouterr().err
+    newest.replace(newest.with_suffix(".before.json"))
+    results.write(an_evaluation({"copying": 0.501, "arithmetic": 0.4, "format": 0.9}), newest)
+    assert run_app(command) == Exit.OK
+    floor = json.loads(capsys.readouterr().out)["noise_floor"]
+    assert floor["discordant_frac"] == pytest.approx(1 / 2000)

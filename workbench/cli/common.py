@@ -40,7 +40,7 @@ MAX_RATE_RPS = 100_000.0
 MAX_SECONDS = 7 * 86_400.0
 
 # Everything else that is not in the base install is in `bench`.
-EXTRAS = {"gguf": "cpu", "vllm": "cpu", "torch": "cpu", "transformers": "cpu", "jupyterlab": "notebooks"}
+EXTRAS = {"gguf": "cpu", "vllm": "cpu", "torch": "cpu", "jupyterlab": "notebooks"}
 
 
 def epilog(*examples: str, codes: tuple[Exit, ...] = (Exit.OK, Exit.FAILED, Exit.USAGE)) -> str:

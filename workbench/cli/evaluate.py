@@ -12,6 +12,7 @@ from workbench.cli.bench import api_key
 from workbench.cli.bench_options import ApiKeyEnvOption
 from workbench.cli.common import ConfigOption, JsonOption, emit, epilog, err, heavy, out, settings, table
 from workbench.cli.exits import CommandFailed, Exit
+from workbench.wiring import mlflow_uri
 
 if TYPE_CHECKING:
     from evals.suite_compare import SuiteComparison
@@ -40,27 +41,27 @@ def run_suite(
     concurrency: Annotated[
         int, typer.Option(min=1, max=MAX_EVAL_CONCURRENCY, help="Requests in flight; runs to compare have the same.")
     ] = 8,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Ask again, although this engine's answers are kept.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Ask again, although this engine's answers are kept: the noise floor.")
+    ] = False,
     api_key_env: ApiKeyEnvOption = None,
     log: Annotated[bool, typer.Option(help="Whether the result goes to MLflow.")] = True,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Asks a suite's items through the gateway, as batch traffic, and says how many answers of each task are right."""
-    heavy("transformers")
     module = heavy("workbench.evaluation")
     loaded = settings(config)
     request = module.EvalRequest(model, suite, replica, seed, concurrency, api_key(api_key_env), fresh)
     found: Evaluated = module.evaluate_on_stack(loaded, request, on_progress=_tell)
-    # What was kept from before was logged when it was asked.
-    run_id = module.log(heavy("workbench.wiring").mlflow_uri(loaded), found) if log and not found.from_cache else None
+    if log:
+        found = module.logged(mlflow_uri(loaded), found)
     evaluation = found.evaluation
     data = asdict(evaluation) | {
         "accuracy": evaluation.accuracy(),
         "counts_in_gate": evaluation.counts_in_gate(),
         "file": str(found.path),
         "from_cache": found.from_cache,
-        "mlflow_run_id": run_id,
     }
     emit(data, as_json, lambda: _show(found))
 
@@ -76,7 +77,8 @@ def compare(
     champion: Annotated[str, typer.Argument(help="A file of `eval run`, or MODEL@VERSION for its newest one.")],
     challenger: Annotated[str, typer.Argument(help="The same for the other.")],
     again: Annotated[
-        str | None, typer.Option(help="A second run of the champion, for the noise floor: a file or MODEL@VERSION.")
+        str | None,
+        typer.Option(help="Another run of the champion, for the noise floor: a file, or MODEL@VERSION asked twice."),
     ] = None,
     suite: Annotated[str | None, typer.Option(help="Which suite's newest run MODEL@VERSION means.")] = None,
     tolerance: Annotated[
@@ -89,7 +91,7 @@ def compare(
     module, judging = heavy("workbench.evaluation"), heavy("evals.suite_compare")
     loaded = settings(config)
     first, second = (module.kept(loaded, reference, suite) for reference in (champion, challenger))
-    own = None if again is None else module.kept(loaded, again, suite)
+    own = None if again is None else module.kept(loaded, again, suite, before=True)
     try:
         found = judging.compare_suites(first, second, again=own, tolerance=tolerance / 100.0)
     except ValueError as error:
