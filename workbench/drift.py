@@ -92,9 +92,13 @@ class DriftChecks:
             "model": f"{engine.model}@{engine.version}",
             "replica": engine.replica_id,
             "engine": engine.engine_fingerprint,
+            "checked_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "reference": str(path),
             "reference_taken_at": kept.taken_at,
+            "reference_weights": kept.model_digest,
+            "reference_engine": kept.engine,
         }
+        _keep(result, checked_path(self._config, engine.model, engine.version, engine.engine_fingerprint))
         if self._log:
             result["mlflow_run_id"] = _log(mlflow_uri(self._config), drift, result)
         return result
@@ -137,6 +141,18 @@ class DriftChecks:
             if snapshot.num_running or snapshot.num_waiting:
                 raise UpstreamError(f"{replica.replica_id} still serves {snapshot.num_running} requests: try again")
             yield client
+
+
+def checked_path(config: WorkbenchConfig, model: str, version: str, engine: str) -> Path:
+    """Where the last check of a version under an engine lies, whether or not it went to MLflow."""
+    return layout(config).data_dir / "drift" / "checked" / f"{model}-v{version}-{engine[:16]}.json"
+
+
+def _keep(result: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=2), encoding="utf-8")
+    partial.replace(path)
 
 
 async def _is_idle(url: str, replica_id: str, clock: SystemClock) -> bool:

@@ -164,10 +164,7 @@ def kept(config: WorkbenchConfig, reference: str, suite: str | None, *, before: 
     path = Path(reference)
     if not path.is_file():
         model, _, version = reference.partition("@")
-        found = (folder(config) / model).glob(f"{suite or '*'}-s*-v{version or '*'}-*.json")
-        chosen = sorted(
-            (one for one in found if (Path(one.stem).suffix == BEFORE) is before), key=lambda one: one.stat().st_mtime
-        )
+        chosen = paths(config, model, version, suite, before=before)
         if not chosen:
             raise BadRequest(_none_kept(reference, before))
         path = chosen[-1]
@@ -175,6 +172,13 @@ def kept(config: WorkbenchConfig, reference: str, suite: str | None, *, before: 
         return results.read(path)
     except ValueError as error:
         raise BadRequest(str(error)) from error
+
+
+def paths(config: WorkbenchConfig, model: str, version: str, suite: str | None, *, before: bool = False) -> list[Path]:
+    """Files of a model's evaluations, oldest first; an empty version is any. The arguments are those of `kept`."""
+    found = (folder(config) / model).glob(f"{suite or '*'}-s*-v{version or '*'}-*.json")
+    chosen = (one for one in found if (Path(one.stem).suffix == BEFORE) is before)
+    return sorted(chosen, key=lambda one: one.stat().st_mtime)
 
 
 def _none_kept(reference: str, before: bool) -> str:

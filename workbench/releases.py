@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from serving.core.errors import BadRequest, StaleEpoch
+from serving.core.gate_record import EVIDENCE_FILE, FOLDER
 from serving.core.releases import Evidence, ReleaseBook, recorded
 from serving.core.sequential import Verdict
 from serving.store.connection import connect
@@ -23,7 +24,7 @@ from serving.store.releases import FileReleaseBook, StoreReleaseBook
 from workbench.config import WorkbenchConfig
 from workbench.wiring import NotRunning, layout, store_url
 
-EVIDENCE_PATH = "gate/evidence.json"
+EVIDENCE_PATH = f"{FOLDER}/{EVIDENCE_FILE}"
 """Where the evidence document lies in its run. Only the service account may write below `gate/`."""
 MAX_TRIES = 20
 
@@ -47,7 +48,7 @@ async def record_evidence(
         version: the one that was judged.
         document: the very bytes of the artifact.
         run_id: the MLflow run that holds it.
-        verdicts: by tag, such as `gate.quality`; `gate.performance`, `gate.quality`, `gate.cost` must pass for a pass.
+        verdicts: by tag, such as `gate.quality`; every gate's must be there and pass for a pass.
         weights_digest: the version's `weights.digest`.
         path: of the artifact in its run.
 

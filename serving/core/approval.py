@@ -16,20 +16,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from serving.core.gate_record import MIN_APPROVAL_DIGITS, TAG_EVIDENCE, TAG_RUN
+from serving.core.policies.gate import Gate, in_all
 from serving.core.policies.rollout import Judgement
 from serving.core.releases import Evidence, ReleaseBook
 from serving.core.sequential import Verdict
 
-GATES = ("gate.performance", "gate.quality", "gate.cost")
+GATES = tuple(gate.tag for gate in Gate)
 """The verdicts that every gate run gives; more under `gate.` count as well where they are recorded."""
 GATE_PREFIX = "gate."
-TAG_EVIDENCE = "gate.evidence"
-TAG_RUN = "gate.run"
 TAG_APPROVAL, TAG_REJECTED = "approval", "approval.rejected"
 TAG_WEIGHTS = "weights.digest"
 CHAMPION = "champion"
-MIN_APPROVAL_DIGITS = 16
-_APPROVAL = re.compile(r"[0-9a-f]{16,64}")
+_APPROVAL = re.compile(rf"[0-9a-f]{{{MIN_APPROVAL_DIGITS},64}}")
 _DAY_S = 86_400.0
 
 
@@ -127,10 +126,7 @@ def rule(claim: Claim, book: ReleaseBook, policy: ReleasePolicy, now_s: float) -
 
 def verdict_of(verdicts: Mapping[str, Verdict]) -> Verdict:
     """`fail` where one failed, `pass` where all of `GATES` and all others that were recorded passed."""
-    said = [verdicts.get(gate, Verdict.INCONCLUSIVE) for gate in {*GATES, *verdicts}]
-    if Verdict.FAIL in said:
-        return Verdict.FAIL
-    return Verdict.PASS if all(one is Verdict.PASS for one in said) else Verdict.INCONCLUSIVE
+    return in_all([verdicts.get(gate, Verdict.INCONCLUSIVE) for gate in {*GATES, *verdicts}])
 
 
 def tags_of(evidence: Evidence) -> dict[str, str]:

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from serving.core.approval import Alarm, Claim, Freeze, ReleasePolicy, Ruling, is_reserved, rule, tags_of, verdict_of
+from serving.core.policies.gate import Gate
 from serving.core.releases import MAX_EVIDENCE, Evidence, ReleaseBook, appointed, recorded
 from serving.core.sequential import Verdict
 
 DAY_S = 86_400.0
-PASSED = {"gate.performance": Verdict.PASS, "gate.quality": Verdict.PASS, "gate.cost": Verdict.PASS}
+PASSED = {gate.tag: Verdict.PASS for gate in Gate}
 OLD, NEW = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 EVIDENCE = Evidence("2", NEW, "abc", "gate/evidence.json", PASSED, "sha256:w2", recorded_at_s=1000.0)
 BEFORE = replace(EVIDENCE, digest=OLD, recorded_at_s=500.0)
@@ -131,8 +132,8 @@ def test_a_freeze_holds_the_models_that_it_names_for_its_time() -> None:
         ({}, Verdict.PASS),
         ({"gate.cost": Verdict.FAIL, "gate.quality": Verdict.INCONCLUSIVE}, Verdict.FAIL),
         ({"gate.quality": Verdict.INCONCLUSIVE}, Verdict.INCONCLUSIVE),
-        ({"gate.safety": Verdict.FAIL}, Verdict.FAIL),
-        ({"gate.safety": Verdict.PASS}, Verdict.PASS),
+        ({"gate.of_ours": Verdict.FAIL}, Verdict.FAIL),
+        ({"gate.of_ours": Verdict.PASS}, Verdict.PASS),
     ],
 )
 def test_only_passes_all_round_are_a_pass(changes: dict[str, Verdict], verdict: Verdict) -> None:
