@@ -293,6 +293,7 @@ async def test_each_request_that_was_let_in_leaves_one_usage_event(
     unary, stream, broken, left = read_events(tmp_path / "usage")
     assert (unary.tenant, unary.model, unary.version, unary.pool, unary.replica) == ("default", "m", "1", "p", "r")
     assert (unary.num_prompt_tokens, unary.num_output_tokens, unary.finish_reason) == (3, 5, "length")
+    assert (unary.num_cached_tokens, unary.exact, stream.num_cached_tokens, stream.exact) == (0, True, 0, True)
     assert (stream.request_id, stream.tier, stream.status, stream.waste) == ("mine", "batch", 200, None)
     assert stream.id == engine.log.ended[1].id.removeprefix("chatcmpl-")
     assert (broken.num_output_tokens, broken.waste, broken.exact) == (2, Waste.FAILED, False)

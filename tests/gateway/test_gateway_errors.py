@@ -201,6 +201,27 @@ async def test_a_failing_engine_is_a_502(gateway: Gateway, fault: dict[str, Any]
     assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_error")
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "says"),
+    [
+        (400, 400, "invalid_request"),
+        (422, 422, "invalid_request"),
+        (401, 502, "upstream_error"),
+        (429, 429, "overloaded"),
+        (500, 502, "upstream_error"),
+        (503, 429, "overloaded"),
+    ],
+)
+async def test_a_200_whose_first_event_is_an_error_becomes_its_real_status(
+    gateway: Gateway, engine: FakeEngine, code: int, status: int, says: str
+) -> None:
+    answer = await post(gateway, CHAT, chat(stream=True, fake={"error_after_tokens": 0, "error_code": code}))
+    assert (answer.status, answer.json["error"]["code"]) == (status, says)
+    assert answer.headers["content-type"] == "application/json"
+    assert [kind for _, _, kind in engine.log.ended[-1].writes][-2:] == ["error", "done"]  # [DONE] too, as vLLM does
+    assert metric(gateway, "workbench_requests_total", status=str(status), code=says) == 1
+
+
 async def test_an_engine_that_never_answers_is_given_up(make_gateway: MakeGateway, engine: FakeEngine) -> None:
     gateway = await make_gateway(a_pool("pool-a", {"r1": engine.url}), upstream_timeout_s=0.05)
     answer = await post(gateway, CHAT, chat(fake={"hang": True}))

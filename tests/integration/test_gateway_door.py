@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from serving.core.tenancy import ApiKey, AuthMode, Limits, Tenant, TenantDirectory
+from serving.engine.client import EngineClient
 from serving.engine.fake import FakeEngine, FakeSettings
 from serving.gateway.app import Gateway
 from serving.metering.events import UsageEvent, Waste
@@ -225,6 +227,42 @@ async def test_without_the_store_requests_run_and_keys_do_not(door: Door) -> Non
             break
         await asyncio.sleep(0.1)
     assert answer.status == 200
+
+
+async def test_an_outage_of_the_store_bills_nothing_twice_and_loses_nothing(door: Door) -> None:
+    """Requests that begin before, during and after it, with limits and keys, on both workers."""
+    workers, num_asked = (door.first, door.second), 0
+
+    async def ask_all(**fields: Any) -> list[Answer]:
+        nonlocal num_asked
+        asked = [("free", ()), ("tokens", ()), ("free", ((b"idempotency-key", b"outage-%d" % num_asked),))]
+        num_asked += len(workers) * len(asked)
+        return await asyncio.gather(
+            *(door.ask(worker, tenant, *more, **fields) for worker in workers for tenant, more in asked)
+        )
+
+    across = asyncio.create_task(ask_all(stream=True, max_tokens=20, fake={"pause_after_tokens": 3}))
+    await door.engine.wait_until(lambda e: sum(r.num_output_tokens == 3 for r in e.log.active.values()) == 5)
+    await door.server.stop()
+    during = await ask_all(max_tokens=4)
+    assert sorted(answer.status for answer in during) == [200, 200, 200, 200, 503, 503]
+    await door.server.start()
+    async with EngineClient(door.engine.url) as engine:
+        await (await engine.request("POST", "/fake/resume")).read()
+    assert {answer.status for answer in await across} == {200}
+    for _ in range(100):
+        after = await ask_all(max_tokens=5)
+        if {answer.status for answer in after} == {200}:
+            break
+        await asyncio.sleep(0.1)
+    events = door.events()
+    assert len({event.id for event in events}) == len(events) == num_asked
+    ran = [event for event in events if event.num_tokens]
+    truth = [request for request in door.engine.log.ended if request.status == 200]
+    assert len(ran) == len(truth)
+    assert sum(event.num_output_tokens for event in ran) == sum(request.num_output_tokens for request in truth)
+    assert sum(event.num_prompt_tokens for event in ran) == sum(request.num_prompt_tokens for request in truth)
+    assert sum(event.usd or 0 for event in events) == pytest.approx(USD_PER_TOKEN * sum(e.num_tokens for e in events))
 
 
 async def test_a_client_that_leaves_is_billed_for_what_it_had(door: Door) -> None:

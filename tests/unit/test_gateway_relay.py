@@ -8,12 +8,14 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from serving.core.errors import BadRequest, ServingError, UpstreamError
 from serving.core.state import RequestView, Task
 from serving.engine.errors import ConnectionLost
+from serving.engine.sse import EventSplitter, payload
+from serving.gateway.generate import GenerateWriter
 from serving.gateway.http_errors import EngineBusy
 from serving.gateway.relay import Answer, open_answer
 from serving.gateway.request import Call, Endpoint
@@ -89,8 +91,8 @@ def token(text: str, *, finish: str | None = None, index: int = 0, **more: Any) 
     return event({"choices": [choice], **more})
 
 
-def usage(output: int) -> dict[str, Any]:
-    details = {"cached_tokens": 2}
+def usage(output: int, *, cached: int = 2) -> dict[str, Any]:
+    details = {"cached_tokens": cached}
     return {"prompt_tokens": 7, "completion_tokens": output, "prompt_tokens_details": details}
 
 
@@ -107,22 +109,52 @@ async def relay(
 
 
 HEAD = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
-TOKENS = [token("a"), token('b: {"usage": {"x": 1}} \n\n [DONE]'), token("", finish="stop")]
+# Characters of two, three and four bytes, and what looks like the end of an event inside a text.
+TOKENS = [token("a\u00fc\u20ac"), token('\U0001f680\u65e5: {"usage": {"x": 1}} \n\n [DONE]'), token("", finish="stop")]
 USAGE = event({"choices": [], "usage": usage(2)})
 WHOLE = b"".join([HEAD, *TOKENS, USAGE, DONE])
 
 
-@given(st.lists(st.integers(0, len(WHOLE)), max_size=12), st.booleans())
-async def test_the_pieces_in_which_it_comes_change_nothing(cuts: list[int], wants_usage: bool) -> None:
-    edges = [0, *sorted(cuts), len(WHOLE)]
-    pieces = [WHOLE[begin:end] for begin, end in itertools.pairwise(edges) if begin < end]
-    sent, answer, error = await relay(pieces, wants_usage=wants_usage)
+def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
+    edges = [0, *sorted(min(place, len(stream)) for place in places), len(stream)]
+    return [stream[begin:end] for begin, end in itertools.pairwise(edges) if begin < end]
+
+
+CUTS = st.lists(st.integers(0, len(WHOLE)), max_size=12)
+
+
+@given(cuts=CUTS, wants_usage=st.booleans(), field=st.sampled_from([b"data: ", b"data:"]))
+@example(cuts=list(range(len(WHOLE))), wants_usage=False, field=b"data: ")
+async def test_the_pieces_in_which_it_comes_change_nothing(cuts: list[int], wants_usage: bool, field: bytes) -> None:
+    whole, last = WHOLE.replace(b"data: ", field), USAGE.replace(b"data: ", field)
+    sent, answer, error = await relay(cut(whole, cuts), wants_usage=wants_usage)
     assert error is None
-    assert sent == (WHOLE if wants_usage else WHOLE.replace(USAGE, b""))
+    assert sent == (whole if wants_usage else whole.replace(last, b""))
     counted = answer.usage
     assert (counted.num_prompt_tokens, counted.num_cached_tokens, counted.num_output_tokens) == (7, 2, 2)
     assert counted.exact
     assert (answer.finish_reason, answer.first_token_at_s) == ("stop", 1.0)
+
+
+@given(cuts=CUTS, field=st.sampled_from([b"data: ", b"data:"]))
+async def test_texts_of_our_own_api_are_whole_whatever_the_pieces(cuts: list[int], field: bytes) -> None:
+    client = Client()
+    upstream: Any = Upstream(cut(WHOLE.replace(b"data: ", field), cuts))
+    answer = await open_answer(upstream, a_call())
+    await answer.relay(GenerateWriter(client, "r", lambda: {"finish_reason": answer.finish_reason}), [])  # type: ignore[arg-type]
+    *texts, last, done = [payload(sent) for sent in EventSplitter().feed(client.sent)]
+    expected = '{"usage": {"x": 1}} \n\n [DONE]'
+    assert "".join(orjson.loads(text or b"")["text"] for text in texts) == f"a\u00fc\u20ac\U0001f680\u65e5: {expected}"
+    assert (orjson.loads(last or b""), done) == ({"id": "r", "finish_reason": "stop"}, b"[DONE]")
+
+
+@pytest.mark.parametrize("wants_usage", [False, True])
+async def test_no_cached_tokens_is_a_count_and_stays_one(wants_usage: bool) -> None:
+    report = event({"choices": [], "usage": usage(1, cached=0)})
+    continuous = token("a", usage=usage(1, cached=3))
+    sent, answer, _ = await relay([continuous, token("", finish="stop"), report, DONE], wants_usage=wants_usage)
+    assert (answer.usage.num_cached_tokens, answer.usage.exact) == (0, True)
+    assert (b'"cached_tokens":0' in sent) is wants_usage
 
 
 async def test_comments_and_windows_line_ends_pass() -> None:
