@@ -16,6 +16,7 @@ from typing import Any, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from serving.core.approval import ReleasePolicy
 from serving.core.policies.guardrails import GuardrailSettings
 from serving.core.policies.idempotency import ReplaySettings
 from serving.core.state import RoutingPolicy
@@ -153,6 +154,10 @@ class ControlSettings(_Settings):
         registry_poll_s: seconds between two looks at the model registry.
         decision_log_path: folder of the records of rollouts' decisions; None writes none.
         lease_ttl_s: a control plane that says nothing for so long no longer moves rollouts.
+        releases: for how long evidence counts, and freezes (JSON).
+        releases_path: file copy of the release book: who is champion, and which evidence was recorded.
+        release_webhook: address that alarms and waiting approvals are posted to.
+        metrics_dir: folder shared with the gateway's workers, whose page then shows what is counted here.
     """
 
     model_config = SettingsConfigDict(env_prefix="WORKBENCH_CONTROL_", extra="forbid", frozen=True)
@@ -163,6 +168,10 @@ class ControlSettings(_Settings):
     cost_table_path: Path | None = None
     tenants_path: Path | None = None
     decision_log_path: Path | None = None
+    releases: ReleasePolicy = ReleasePolicy()
+    releases_path: Path | None = None
+    release_webhook: SecretStr | None = None
+    metrics_dir: Path | None = None
     routing: RoutingPolicy = RoutingPolicy()
     compose_poll_s: float = Field(default=0.5, gt=0)
     registry_poll_s: float = Field(default=5.0, gt=0)

@@ -22,15 +22,15 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 import redis.asyncio
 
 from serving.clock import SystemClock
 from serving.control.compose import FleetSeen, Observed, Registered, compose, sole_versions
-from serving.control.judge import RegistryJudge
+from serving.control.lazy_registry import LazyRegistry
 from serving.control.registry_watch import RegistryWatch
+from serving.control.release_desk import ReleaseDesk, ReleaseParts
+from serving.control.release_events import ReleaseEvents
 from serving.control.rollout import RolloutKeeper, RolloutPorts
 from serving.control.tenants import TenantKeeper
 from serving.control.troubles import Troubles
@@ -46,10 +46,8 @@ from serving.store.leases import Lease
 from serving.store.replicas import ReplicaReports
 from serving.store.reservations import reservations
 from serving.store.routing_table import FileRoutingTable, StoreRoutingTable
+from serving.telemetry import shared_folder
 from serving.telemetry.decision_log import RolloutLog
-
-if TYPE_CHECKING:
-    from serving.control.registry import Registry
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +56,8 @@ HEARTBEAT_TTL_S = 10
 MAX_PUBLISH_TRIES = 3
 # Beside the routing table's file: a table names only models with pools, and a stack that ends takes its pools out.
 REGISTRY_FILE = "registry.json"
+RELEASE_EVENTS_FILE = "releases.jsonl"
+EVIDENCE_FOLDER = "evidence"
 
 TableStore = StoreRoutingTable | FileRoutingTable
 CostStore = StoreCostTable | FileCostTable
@@ -94,11 +94,11 @@ class ControlPlane:
         registry: RegistryWatch | None,
         tokens_per_byte: Mapping[str, float],
         clock: Clock,
-        rollouts: RolloutPorts | None = None,
+        releases: ReleaseParts | None = None,
     ) -> None:
         """`registry` None means that no registry is configured: a model's only version is then its champion.
 
-        `rollouts` None moves none; those that run stand as they are.
+        `releases` None moves no rollout, those that run stand as they are, and the registry's champion is believed.
         """
         self._settings = settings
         self._client = client
@@ -115,10 +115,14 @@ class ControlPlane:
         self._newest: RoutingTable | None = None
         self._settled_since_s = 0.0
         self._troubles = Troubles(logger)
-        self._rollouts = None
-        if rollouts is not None:
+        self._desk: ReleaseDesk | None = None
+        self._rollouts: RolloutKeeper | None = None
+        if releases is not None:
             lease = Lease(client, "control", settings.lease_ttl_s)
-            self._rollouts = RolloutKeeper(client, lease, rollouts, clock, self._troubles, settings.report_max_age_s)
+            self._desk = ReleaseDesk(client, lease, releases, clock, self._troubles)
+            log = RolloutLog(settings.decision_log_path)
+            ports = RolloutPorts(self._desk.judge, self._desk, log.write, releases.events.approval_waits)
+            self._rollouts = RolloutKeeper(client, lease, ports, clock, self._troubles, settings.report_max_age_s)
         self._tenants = TenantKeeper(client, settings.tenants_path, clock, random.Random(), self._troubles)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -130,6 +134,8 @@ class ControlPlane:
                     await asyncio.wait_for(stop.wait(), self._settings.compose_poll_s)
         finally:
             await self._tenants.stop()
+            if self._desk is not None:
+                await self._desk.stop()
             if self._rollouts is not None:
                 await self._rollouts.stop()
 
@@ -165,6 +171,8 @@ class ControlPlane:
         fleet = await self._read_fleet()
         # Once for both: a champion that changed in between would make a table of two moments.
         registered = self._registered(fleet)
+        if self._desk is not None:
+            registered = await self._desk.step(registered)
         splits = None if self._rollouts is None else await self._rollouts.step(fleet, registered)
         return Observed(
             now_s=self._clock.now_s(),
@@ -252,7 +260,7 @@ def _summary(table: RoutingTable) -> str:
     return f"{len(table.pools)} pools ({counts}), {len(table.cost_rows)} cost rows"
 
 
-async def serve(settings: ControlSettings, registry: RegistryWatch | None, rollouts: RolloutPorts | None) -> None:
+async def serve(settings: ControlSettings, registry: RegistryWatch | None, releases: ReleaseParts | None) -> None:
     """Runs the control plane until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -260,7 +268,7 @@ async def serve(settings: ControlSettings, registry: RegistryWatch | None, rollo
     client = connect(_redis_url(settings))
     tokens_per_byte = {name: entry.tokens_per_byte for name, entry in CATALOGUE.items()}
     plane = ControlPlane(
-        settings, client, registry=registry, tokens_per_byte=tokens_per_byte, clock=SystemClock(), rollouts=rollouts
+        settings, client, registry=registry, tokens_per_byte=tokens_per_byte, clock=SystemClock(), releases=releases
     )
     logger.info("the control plane runs, pid %d", os.getpid())
     try:
@@ -279,17 +287,31 @@ def main() -> int:
         print(f"control plane: {error}", file=sys.stderr)  # noqa: T201 - there are no settings to log by
         return 2
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    registry = rollouts = None
-    if settings.mlflow_tracking_uri is not None:
-        table_path = settings.routing_table_path
-        path = None if table_path is None else table_path.with_name(REGISTRY_FILE)
-        mlflow = LazyRegistry(settings.mlflow_tracking_uri)
-        registry = RegistryWatch(mlflow.read, settings.registry_poll_s, path, uri=settings.mlflow_tracking_uri)
-        registry.start()
-        log = RolloutLog(settings.decision_log_path)
-        rollouts = RolloutPorts(RegistryJudge(mlflow.tags), mlflow, log.write)
-    asyncio.run(serve(settings, registry, rollouts))
+    registry, releases = _release_parts(settings)
+    asyncio.run(serve(settings, registry, releases))
     return 0
+
+
+def _release_parts(settings: ControlSettings) -> tuple[RegistryWatch | None, ReleaseParts | None]:
+    """The registry, watched, and what releases need; none without a registry."""
+    if settings.mlflow_tracking_uri is None:
+        return None, None
+    table_path = settings.routing_table_path
+    path = None if table_path is None else table_path.with_name(REGISTRY_FILE)
+    mlflow = LazyRegistry(settings.mlflow_tracking_uri)
+    registry = RegistryWatch(mlflow.read, settings.registry_poll_s, path, uri=settings.mlflow_tracking_uri)
+    registry.start()
+    if settings.metrics_dir is not None:
+        shared_folder.share(settings.metrics_dir)
+    from serving.telemetry.release_metrics import ReleaseMetrics  # after share(): the library decides as it is imported
+
+    log = settings.decision_log_path
+    webhook = None if settings.release_webhook is None else settings.release_webhook.get_secret_value()
+    events = ReleaseEvents(
+        SystemClock(), None if log is None else log / RELEASE_EVENTS_FILE, webhook, ReleaseMetrics().count
+    )
+    copies = None if settings.releases_path is None else settings.releases_path.with_name(EVIDENCE_FOLDER)
+    return registry, ReleaseParts(mlflow, events, settings.releases, settings.releases_path, copies)
 
 
 def _redis_url(settings: ControlSettings) -> str:
@@ -298,29 +320,3 @@ def _redis_url(settings: ControlSettings) -> str:
             "it hears of replicas through the store: set WORKBENCH_CONTROL_REDIS_URL (unix:///path, redis://…)"
         )
     return settings.redis_url
-
-
-class LazyRegistry:
-    """The registry, imported by the thread that first asks: MLflow takes seconds, and is only in the `bench` extra."""
-
-    def __init__(self, tracking_uri: str) -> None:
-        self._tracking_uri = tracking_uri
-
-    def read(self, names: frozenset[str]) -> Registered:
-        """Champions, and all versions of the named models. Raises ServingError."""
-        registry = self._registry
-        return Registered(registry.champions(), {name: registry.versions(name) for name in sorted(names)})
-
-    def tags(self, model: str, version: str) -> Mapping[str, str]:
-        """Tags of a version. Raises ServingError."""
-        return self._registry.tags(model, version)
-
-    def set_champion(self, model: str, version: str) -> None:
-        """As `Registry.set_champion`."""
-        self._registry.set_champion(model, version)
-
-    @cached_property
-    def _registry(self) -> Registry:
-        from serving.control.registry import Registry
-
-        return Registry(self._tracking_uri)

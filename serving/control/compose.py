@@ -25,10 +25,14 @@ from serving.store.replicas import ReplicaReport
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The registry's last word: champion and all versions of each registered model."""
+    """Champion and all versions of each registered model.
+
+    `claims` are the tags, by model and version, that releases are judged by, as the registry has them.
+    """
 
     champions: Mapping[str, str]
     versions: Mapping[str, tuple[str, ...]]
+    claims: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,25 +15,33 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from urllib.error import URLError
-from urllib.request import urlopen
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import mlflow.exceptions
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 
-from serving.core.errors import BadRequest, NotFound, ServingError, Unavailable
+from serving.control.registered import (
+    ChampionExists,
+    Manifest,
+    RegisteredVersion,
+    RegistryRefused,
+    RegistryUnavailable,
+    answers,
+)
+from serving.core.approval import CHAMPION, TAG_WEIGHTS, is_reserved
+from serving.core.errors import BadRequest, NotFound
 from serving.core.state import Task
 
-CHAMPION = "champion"
 TAG_SOURCE = "weights.source"
-TAG_DIGEST = "weights.digest"
+TAG_DIGEST = TAG_WEIGHTS
 TAG_TASK = "task"
 REGISTRATIONS = "operations"
 MANIFEST_FOLDER = "manifest"
 NAME_PATTERN = re.compile(r"[a-z0-9._-]+")
-PROBE_TIMEOUT_S = 2.0
+MAX_ARTIFACT_BYTES = 16 * 2**20
 
 _BUSY_CODES = ("TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED")
 
@@ -44,45 +52,6 @@ CLIENT_ENV = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-
-
-class RegistryUnavailable(Unavailable):
-    """MLflow does not answer; what was asked for was not done, or may have been done in part: ask again."""
-
-
-class RegistryRefused(ServingError):
-    """MLflow answered with an error; the message holds its own words."""
-
-    status = 502
-
-
-class ChampionExists(ServingError):
-    """`first` was asked for, and another version is champion already."""
-
-    status = 409
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredVersion:
-    """One version as registered. `digest`, `source` and `task` are None for a version that somebody else made."""
-
-    name: str
-    version: str
-    source: str | None
-    digest: str | None
-    task: Task | None
-    run_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a registration run keeps of the weights it registered."""
-
-    name: str
-    source: str
-    weights_digest: str
-    task: Task
-    tags: dict[str, str]
 
 
 def mlflow_client(tracking_uri: str) -> MlflowClient:
@@ -99,15 +68,6 @@ def mlflow_client(tracking_uri: str) -> MlflowClient:
             "or set stores.mlflow_tracking_uri"
         )
     return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
-
-
-def answers(tracking_uri: str) -> bool:
-    """Whether an MLflow server answers its health check there within two seconds. Asks once."""
-    try:
-        with urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=PROBE_TIMEOUT_S) as response:
-            return response.status == 200
-    except (URLError, OSError, ValueError):
-        return False
 
 
 class Registry:
@@ -174,15 +134,24 @@ class Registry:
                 if not token:
                     return found
 
-    def set_champion(self, name: str, version: str) -> None:
-        """Makes the version champion, by the word of a rollout; nothing happens when it is.
+    def said_champion(self, name: str) -> str | None:
+        """The version that the alias `champion` names, None where there is none.
 
         Raises:
             RegistryUnavailable, RegistryRefused: MLflow is down, or said no.
         """
         with mlflow_errors(self._tracking_uri):
-            if str(self._client().get_registered_model(name).aliases.get(CHAMPION)) != version:
-                self._client().set_registered_model_alias(name, CHAMPION, version)
+            said = self._client().get_registered_model(name).aliases.get(CHAMPION)
+            return None if said is None else str(said)
+
+    def set_champion(self, name: str, version: str) -> None:
+        """Makes the alias `champion` name the version, by the word of the release book.
+
+        Raises:
+            RegistryUnavailable, RegistryRefused: MLflow is down, or said no.
+        """
+        with mlflow_errors(self._tracking_uri):
+            self._client().set_registered_model_alias(name, CHAMPION, version)
 
     def tags(self, name: str, version: str) -> dict[str, str]:
         """All tags of a version.
@@ -192,6 +161,47 @@ class Registry:
         """
         with mlflow_errors(self._tracking_uri):
             return dict(self._client().get_model_version(name, version).tags)
+
+    def write_tags(self, name: str, version: str, tags: Mapping[str, str | None]) -> None:
+        """Sets tags of a version; takes those away whose value is None.
+
+        Raises:
+            RegistryUnavailable, RegistryRefused: MLflow is down, or said no.
+        """
+        with mlflow_errors(self._tracking_uri):
+            for key, value in tags.items():
+                if value is None:
+                    self._client().delete_model_version_tag(name, version, key)
+                else:
+                    self._client().set_model_version_tag(name, version, key, value)
+
+    def artifact(self, run_id: str, path: str) -> bytes | None:
+        """The bytes of a run's artifact as they are now; None where there is none, or one of over 16 MiB.
+
+        Raises:
+            RegistryUnavailable, RegistryRefused: MLflow is down, or said no.
+        """
+        with mlflow_errors(self._tracking_uri), TemporaryDirectory(prefix="workbench-artifact-") as folder:
+            try:
+                listed = self._client().list_artifacts(run_id, str(Path(path).parent))
+            except mlflow.exceptions.MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    return None
+                raise
+            if not any(one.path == path and (one.file_size or 0) <= MAX_ARTIFACT_BYTES for one in listed):
+                return None
+            return Path(self._client().download_artifacts(run_id, path, folder)).read_bytes()
+
+    def write_artifact(self, run_id: str, path: str, data: bytes) -> None:
+        """Makes `data` the run's artifact.
+
+        Raises:
+            RegistryUnavailable, RegistryRefused: MLflow is down, or said no.
+        """
+        with mlflow_errors(self._tracking_uri), TemporaryDirectory(prefix="workbench-artifact-") as folder:
+            file = Path(folder) / Path(path).name
+            file.write_bytes(data)
+            self._client().log_artifact(run_id, str(file), str(Path(path).parent))
 
     def versions(self, name: str) -> tuple[str, ...]:
         """Versions of the model, oldest first; none for an unknown name.
@@ -317,6 +327,7 @@ def _registered(version: ModelVersion) -> RegisteredVersion:
         digest=tags.get(TAG_DIGEST),
         task=Task(task) if task in list(Task) else None,
         run_id=version.run_id or None,
+        claims={tag: str(value) for tag, value in tags.items() if is_reserved(tag)},
     )
 
 

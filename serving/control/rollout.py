@@ -1,7 +1,7 @@
 """Carries rollouts out: reads where each stands, has the core decide, writes it down, and makes the world follow.
 
     read state ─▶ look (replicas, registry, judge, observations) ─▶ decide ─▶ write the new state, under the lease
-                                                                                 └─▶ pools wanted, champion alias, split
+                                                                                 └─▶ pools wanted, champion, split
 
 There is one write that moves a rollout: its state in the store. All others say again what that state says, at every
 round: a control plane that dies between any two of them leaves what the next one makes whole. The split that gateways
@@ -32,6 +32,7 @@ from serving.core.policies.rollout import (
     RolloutRecord,
     RolloutView,
     apply,
+    awaits_approval,
     decide,
 )
 from serving.core.ports import Champions, Clock, Judge
@@ -49,11 +50,15 @@ JUDGE_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RolloutPorts:
-    """Whom the keeper asks and tells. `record` is given each decision that moves a rollout."""
+    """Whom the keeper asks and tells.
+
+    `record` is given each decision that moves a rollout; `awaited`, once, each judgement that lacks only an approval.
+    """
 
     judge: Judge
     champions: Champions
     record: Callable[[RolloutRecord], None]
+    awaited: Callable[[Rollout, Judgement], None] = lambda rollout, judgement: None
 
 
 class _Watched:
@@ -65,12 +70,8 @@ class _Watched:
         self.judgement: Judgement | None = None
         self.waits_for: tuple[str, ...] | None = None
         self.judged_at_s = float("-inf")
+        self.awaited: str | None = None
         self.judging: asyncio.Task[None] | None = None
-        self.writing: asyncio.Task[None] | None = None
-
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """What runs for it now."""
-        return [task for task in (self.judging, self.writing) if task is not None]
 
 
 class RolloutKeeper:
@@ -116,16 +117,14 @@ class RolloutKeeper:
         return {model: split for model, one in rollouts.items() if (split := one.split) is not None}
 
     async def settled(self) -> None:
-        """Returns when judge and registry have heard and answered what they were asked so far."""
-        tasks = [task for watched in self._watched.values() for task in watched.tasks()]
-        await asyncio.gather(*tasks)
+        """Returns when the judge has answered what it was asked so far."""
+        await asyncio.gather(*self._judging())
 
     async def abandon(self) -> None:
         """Ends what runs in the background, and leaves the lease to end by itself."""
-        tasks = [task for watched in self._watched.values() for task in watched.tasks()]
-        for task in tasks:
+        for task in self._judging():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._judging(), return_exceptions=True)
 
     async def stop(self) -> None:
         """Ends what runs in the background and gives the lease back."""
@@ -134,6 +133,9 @@ class RolloutKeeper:
             await self._lease.release()
         except StoreUnavailable as error:
             logger.warning("%s; the lease ends by itself", error.message)
+
+    def _judging(self) -> list[asyncio.Task[None]]:
+        return [watched.judging for watched in self._watched.values() if watched.judging is not None]
 
     async def _move(self, rollout: Rollout, fleet: FleetSeen | None, registered: Registered | None) -> Rollout:
         """The rollout after this round's decision, if there is one to make."""
@@ -160,6 +162,7 @@ class RolloutKeeper:
             await self._rollouts.tell_waits(rollout.rollout_id, decision.waits_for)
             watched.waits_for = decision.waits_for
         await self._tell(rollout, wishes, view.champion)
+        self._tell_awaited(rollout, watched)
         return rollout
 
     async def _write(self, view: RolloutView, decision: RolloutDecision) -> Rollout:
@@ -174,23 +177,29 @@ class RolloutKeeper:
         return after
 
     async def _tell(self, rollout: Rollout, wishes: Mapping[str, bool], champion: str | None) -> None:
-        """Tells the stack and the registry what the rollout says, where they do not say so themselves."""
+        """Tells the stack, and the record of champions, what the rollout says, where they do not say so themselves."""
         for pool_id, run in rollout.pools_wanted.items():
             if wishes.get(pool_id) is not run:
                 await wanted_pools.ask(self._client, pool_id, run)
-        watched = self._watched[rollout.rollout_id]
-        is_writing = watched.writing is not None and not watched.writing.done()
-        if rollout.champion not in (None, champion) and not is_writing:
-            watched.writing = asyncio.create_task(self._set_champion(rollout.model, str(rollout.champion)))
+        if rollout.champion not in (None, champion):
+            await self._appoint(rollout, str(rollout.champion))
 
-    async def _set_champion(self, model: str, version: str) -> None:
-        topic = f"champion of {model}"
+    async def _appoint(self, rollout: Rollout, version: str) -> None:
+        topic = f"champion of {rollout.model}"
         try:
-            await asyncio.to_thread(self._ports.champions.set_champion, model, version)
+            await self._ports.champions.appoint(
+                rollout.model, version, f"rollout {rollout.rollout_id}: {rollout.reason}"
+            )
         except ServingError as error:
-            self._troubles.begin(topic, f"{error.message}; {model}@{version} becomes champion when it answers")
+            self._troubles.begin(topic, f"{error.message}; {rollout.model}@{version} becomes champion later")
         else:
             self._troubles.over(topic)
+
+    def _tell_awaited(self, rollout: Rollout, watched: _Watched) -> None:
+        judgement = watched.judgement
+        if judgement is not None and awaits_approval(rollout, judgement) and watched.awaited != judgement.digest:
+            watched.awaited = judgement.digest
+            self._ports.awaited(rollout, judgement)
 
     async def _observe(self, rollout: Rollout, watched: _Watched) -> None:
         watched.observed_until, seen = await self._rollouts.observed(rollout.rollout_id, watched.observed_until)

@@ -53,12 +53,12 @@ class Judge(Protocol):
 
 
 class Champions(Protocol):
-    """The one writer of the registry's champion. May block: it is asked in a thread."""
+    """The one writer of who is champion."""
 
-    def set_champion(self, model: str, version: str) -> None:
+    async def appoint(self, model: str, version: str, why: str) -> None:
         """Makes the version champion; nothing happens when it is.
 
         Raises:
-            ServingError: the registry does not answer or refuses.
+            ServingError: it could not be written down; ask again.
         """
         ...

@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.control.registry import (
-    CHAMPION,
-    TAG_DIGEST,
-    ChampionExists,
-    Registry,
-    RegistryUnavailable,
-    mlflow_client,
-)
+from serving.control.registered import ChampionExists, RegistryUnavailable
+from serving.control.registry import TAG_DIGEST, Registry, mlflow_client
+from serving.core.approval import CHAMPION
 from serving.core.errors import BadRequest, NotFound
 from serving.core.state import Task
 from workbench.stack.ports import free_port

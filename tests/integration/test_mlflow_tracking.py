@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from serving.control.registry import Registry, RegistryUnavailable, mlflow_client
+from serving.control.registered import RegistryUnavailable
+from serving.control.registry import Registry, mlflow_client
 from serving.core.errors import NotFound
 from serving.core.state import Task
 from serving.engine.fake import FakeEngine

@@ -75,7 +75,7 @@ class World:
     set_to: list[str] = field(default_factory=list)
     judgement: Judgement = field(default_factory=lambda: Judgement(Verdict.PASS, is_approved=True))
     mlflow_is_dead: bool = False
-    alias_is_locked: bool = False
+    book_is_locked: bool = False
     mortal: Mortal | None = None
     records: list[RolloutRecord] = field(default_factory=list)
 
@@ -84,11 +84,12 @@ class World:
             raise Unavailable("MLflow does not answer")
         return self.judgement
 
-    def set_champion(self, model: str, version: str) -> None:
-        if self.mlflow_is_dead or self.alias_is_locked:
-            raise Unavailable("MLflow does not answer")
-        self.champion = version
-        self.set_to.append(version)
+    async def appoint(self, model: str, version: str, why: str) -> None:
+        if self.book_is_locked:
+            raise Unavailable("the release book cannot be written")
+        if version != self.champion:
+            self.champion = version
+            self.set_to.append(version)
 
     async def fleet(self) -> FleetSeen:
         is_new_up = (await wanted_pools.asked(self.client)).get("new", False)
@@ -192,7 +193,7 @@ async def test_killed_after_any_write_it_ends_in_the_same_state(world: World) ->
 @pytest.mark.parametrize("phase", [Phase.DEPLOYING, Phase.STEP, Phase.PROMOTING, Phase.ROLLING_BACK])
 async def test_with_mlflow_dead_the_split_stands_and_it_goes_on_after(world: World, phase: Phase) -> None:
     await world.begin()
-    world.alias_is_locked = phase is Phase.PROMOTING
+    world.book_is_locked = phase is Phase.PROMOTING
     keeper = world.keeper()
     if phase is Phase.ROLLING_BACK:
         await world.until(keeper, lambda r: r.phase is Phase.STEP)
@@ -205,7 +206,7 @@ async def test_with_mlflow_dead_the_split_stands_and_it_goes_on_after(world: Wor
         here = await world.rollout()
         assert splits == ({} if here.split is None else {"m": here.split})
         assert here.phase is not Phase.PROMOTED and here.share_frac in (0.0, 0.05, 1.0)
-    world.mlflow_is_dead = world.alias_is_locked = False
+    world.mlflow_is_dead = world.book_is_locked = False
     over = await world.until(keeper, lambda r: r.phase.is_over)
     assert over.phase is (Phase.ROLLED_BACK if phase is Phase.ROLLING_BACK else Phase.PROMOTED)
     assert world.set_to == ([] if phase is Phase.ROLLING_BACK else ["2"])
@@ -217,7 +218,7 @@ async def test_with_the_store_dead_nothing_is_said_and_it_goes_on_after(
     world: World, server: StoreServer, phase: Phase
 ) -> None:
     await world.begin()
-    world.alias_is_locked = phase is Phase.PROMOTING
+    world.book_is_locked = phase is Phase.PROMOTING
     keeper = world.keeper()
     if phase is not Phase.DEPLOYING:
         await world.until(keeper, lambda r: r.phase is phase)
@@ -228,7 +229,7 @@ async def test_with_the_store_dead_nothing_is_said_and_it_goes_on_after(
         await keeper.settled()
     await server.start()
     assert await world.rollout() == here
-    world.alias_is_locked = False
+    world.book_is_locked = False
     over = await world.until(keeper, lambda r: r.phase.is_over)
     assert (over.phase, world.set_to) == (Phase.PROMOTED, ["2"])
     await keeper.stop()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from serving.telemetry.webhook import post
 from workbench.schedule.files import append_json
-
-TIMEOUT_S = 10.0
-PAUSES_S = (0.0, 1.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +32,11 @@ def tell(
     sleep: Callable[[float], None] = time.sleep,
 ) -> str | None:
     """Writes the alert down and posts it; returns why the webhook did not take it, else None."""
-    trouble = None if webhook is None else _post(alert, webhook, sleep)
+    trouble = None if webhook is None else post(webhook, _shown(alert), sleep)
     append_json(log, asdict(alert) | {"at_s": now_s, "webhook": webhook is not None, "not_delivered": trouble})
     return trouble
 
 
-def _post(alert: Alert, url: str, sleep: Callable[[float], None]) -> str | None:
-    """Posts JSON whose `text` chat services show as it is. The address may hold a secret: it is in no message."""
-    body = json.dumps(asdict(alert) | {"text": f"workbench schedule {alert.schedule}: {alert.text}"}).encode()
-    request = urllib.request.Request(url, body, {"content-type": "application/json"}, method="POST")
-    trouble = ""
-    for pause_s in PAUSES_S:
-        sleep(pause_s)
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
-                return None
-        except urllib.error.HTTPError as error:
-            trouble = f"the webhook answered {error.code}"
-            if error.code < 500 and error.code != 429:
-                break
-        except OSError as error:
-            trouble = f"the webhook does not answer ({getattr(error, 'reason', error)})"
-    return trouble
+def _shown(alert: Alert) -> dict[str, str | None]:
+    """JSON whose `text` chat services show as it is."""
+    return asdict(alert) | {"text": f"workbench schedule {alert.schedule}: {alert.text}"}

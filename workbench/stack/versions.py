@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from serving.control.registered import ChampionExists
 from serving.control.registry_watch import registry_name
 from serving.core.errors import ServingError, Unavailable
 from serving.core.state import Task
@@ -29,7 +30,7 @@ def register_with(tracking_uri: str) -> Register:
 
     def register(name: str, source: str, digest: str, task: Task) -> str:
         # MLflow takes seconds to import and is in the `bench` extra: paid in the thread that needs it.
-        from serving.control.registry import ChampionExists, Registry
+        from serving.control.registry import Registry
 
         registry = Registry(tracking_uri)
         try:

@@ -241,6 +241,14 @@ def decide(view: RolloutView) -> RolloutDecision:
     return RolloutDecision(Action.ADVANCE, phase, step, _came_to(rollout, phase, step))
 
 
+def awaits_approval(rollout: Rollout, judgement: Judgement) -> bool:
+    """Whether the gates passed and a release manager's word is still to come before everybody gets the candidate."""
+    if rollout.plan.approval_from_frac is None or rollout.phase in (Phase.PROMOTING, Phase.ROLLING_BACK):
+        return False
+    is_decided = judgement.is_approved or judgement.is_rejected or rollout.phase.is_over
+    return judgement.verdict is Verdict.PASS and judgement.digest is not None and not is_decided
+
+
 def apply(view: RolloutView, decision: RolloutDecision) -> Rollout:
     """The rollout after the decision; the same one when it waits."""
     rollout = view.rollout
