@@ -40,6 +40,7 @@ from serving.engine.flags import EngineFlags
 from serving.settings import is_loopback
 from workbench.config_gateway import GatewayConfig
 from workbench.config_layers import ENV_PREFIX, ConfigError, Port, Strict, merge, overlay_env, parse_yaml, unknown
+from workbench.config_releases import ReleasesConfig
 
 FILE_NAME = "workbench.yaml"
 # Names of the stack's own parts, in its messages, logs and state file.
@@ -219,6 +220,7 @@ class WorkbenchConfig(Strict):
     stores: StoresConfig = StoresConfig()
     lab: LabConfig = LabConfig()
     routing: RoutingConfig = RoutingConfig()
+    releases: ReleasesConfig = ReleasesConfig()
     retention_days: RetentionConfig = RetentionConfig()
     data_dir: Path = Path(".workbench")
     _file: Path = PrivateAttr(default=Path(FILE_NAME))
@@ -239,6 +241,11 @@ class WorkbenchConfig(Strict):
                     f"pools.{index}.hardware: {unknown(pool.hardware, 'hardware class', list(self.hardware))}"
                 )
             mistakes += [f"pools.{index}.engine: {mistake}" for mistake in _engine_mistakes(pool)]
+        for index, freeze in enumerate(self.releases.freezes):
+            strangers = [name for name in freeze.models if name not in self.models]
+            mistakes += [
+                f"releases.freezes.{index}.models: {unknown(name, 'model', list(self.models))}" for name in strangers
+            ]
         ids = [pool.pool_id for pool in self.pools]
         mistakes += [
             f"pools: two pools are called {name!r}; give one an id" for name in {i for i in ids if ids.count(i) > 1}

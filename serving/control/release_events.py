@@ -14,7 +14,8 @@ from typing import Any
 
 import orjson
 
-from serving.core.approval import MIN_APPROVAL_DIGITS, TAG_APPROVAL, Finding
+from serving.core.approval import TAG_APPROVAL, Finding
+from serving.core.gate_record import MIN_APPROVAL_DIGITS
 from serving.core.policies.rollout import Judgement, Rollout
 from serving.core.ports import Clock
 from serving.telemetry.webhook import post

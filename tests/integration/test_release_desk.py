@@ -17,7 +17,7 @@ from serving.control.compose import Registered
 from serving.control.release_desk import ReleaseDesk, ReleaseParts
 from serving.control.release_events import ReleaseEvents
 from serving.control.troubles import Troubles
-from serving.core.approval import tags_of
+from serving.core.approval import GATES, tags_of
 from serving.core.errors import Unavailable
 from serving.core.releases import Evidence, ReleaseBook, appointed, recorded
 from serving.core.sequential import Verdict
@@ -25,7 +25,7 @@ from serving.store.leases import Lease, LeaseLost
 from serving.store.releases import FileReleaseBook, StoreReleaseBook
 
 DOCUMENT = b'{"verdict": "pass"}'
-PASSED = {"gate.performance": Verdict.PASS, "gate.quality": Verdict.PASS, "gate.cost": Verdict.PASS}
+PASSED = dict.fromkeys(GATES, Verdict.PASS)
 EVIDENCE = Evidence(
     "2", hashlib.sha256(DOCUMENT).hexdigest(), "run1", "gate/evidence.json", PASSED, "w2", ManualClock().now_s()
 )

@@ -120,9 +120,15 @@ class Users:
                 await asyncio.sleep(0.02)
 
 
-def champion(mlflow_uri: str, model: str) -> str:
+async def shows(mlflow_uri: str, model: str, version: str) -> None:
+    """Returns when the registry shows that champion; what is served doesn't wait for it."""
     client = mlflow.MlflowClient(mlflow_uri)
-    return str(client.get_registered_model(model).aliases["champion"])
+
+    async def does() -> bool:
+        found = await asyncio.to_thread(client.get_registered_model, model)
+        return str(found.aliases["champion"]) == version
+
+    await until(does, f"the registry to show {version}", 60.0)
 
 
 def register(mlflow_uri: str, workplace: Workplace) -> None:
@@ -187,11 +193,11 @@ async def test_garbage_is_taken_back_and_a_good_candidate_promoted_without_an_er
 
             await start(workplace, "--steps", "25,100", "--min-step-s", "3", "--min-pairs", "5")
             await reaches(client, model, Phase.PROMOTED)
-            assert await asyncio.to_thread(champion, mlflow_uri, model) == "2"
+            await shows(mlflow_uri, model, "2")
             assert set(await all_of(users, 100)) == {"2"}
             assert (await canary(workplace, "rollback", model))["is_taken_back"]
             await reaches(client, model, Phase.ROLLED_BACK)
-            assert await asyncio.to_thread(champion, mlflow_uri, model) == "1"
+            await shows(mlflow_uri, model, "1")
             assert set(await all_of(users, 100)) == {"1"}
         assert set(users.statuses) == {200}
         (standing,) = await canary(workplace, "status")

@@ -20,6 +20,7 @@ from serving.core.policies.rollout import (
     RolloutView,
     Signals,
     apply,
+    awaits_approval,
     decide,
     replay,
 )
@@ -88,6 +89,24 @@ def test_no_approval_is_needed_below_the_share_that_the_plan_names() -> None:
     assert decide(a_view(a_rollout(Phase.STEP, 1), judgement=unapproved)).action is Action.WAIT
     free = a_rollout(Phase.STEP, 1, plan=RolloutPlan(approval_from_frac=None, needs_gate=False))
     assert decide(a_view(free, judgement=None)).action is Action.ADVANCE
+
+
+def test_a_freeze_holds_a_rollout_where_it_is_and_never_keeps_a_bad_candidate_in() -> None:
+    frozen = replace(GOOD, frozen="holidays")
+    found = decide(a_view(a_rollout(Phase.STEP, 0, plan=RolloutPlan(approval_from_frac=None)), judgement=frozen))
+    assert (found.action, found.waits_for) == (Action.WAIT, ("the end of a freeze (holidays)",))
+    bad = replace(frozen, is_rejected=True, rejection="too slow in German")
+    found = decide(a_view(a_rollout(Phase.STEP, 0), judgement=bad))
+    assert (found.action, found.reason) == (Action.ROLL_BACK, "rejected by a release manager: too slow in German")
+
+
+def test_an_approval_is_awaited_once_the_gates_passed() -> None:
+    passed = Judgement(Verdict.PASS, digest="ab" * 32)
+    assert awaits_approval(a_rollout(Phase.STEP, 1), passed)
+    assert not awaits_approval(a_rollout(Phase.STEP, 1), replace(passed, is_approved=True))
+    assert not awaits_approval(a_rollout(Phase.STEP, 1), replace(passed, verdict=Verdict.INCONCLUSIVE))
+    assert not awaits_approval(a_rollout(Phase.PROMOTED), passed)
+    assert not awaits_approval(a_rollout(plan=RolloutPlan(approval_from_frac=None)), passed)
 
 
 def test_everybody_gets_it_for_good_only_when_the_signals_that_must_have_passed() -> None:

@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from serving.core.errors import ServingError
@@ -76,7 +77,12 @@ def control_plane(config: WorkbenchConfig, layout: Layout, store_url: str, mlflo
         "WORKBENCH_CONTROL_TENANTS_PATH": str(layout.tenants_path),
         "WORKBENCH_CONTROL_DECISION_LOG_PATH": str(layout.decisions_dir),
         "WORKBENCH_CONTROL_ROUTING": json.dumps(config.routing.model_dump()),
+        "WORKBENCH_CONTROL_RELEASES": json.dumps(asdict(config.releases.policy())),
+        "WORKBENCH_CONTROL_RELEASES_PATH": str(layout.releases_path),
+        "WORKBENCH_CONTROL_METRICS_DIR": str(layout.metrics_dir),
     }
+    if config.releases.webhook is not None:
+        env["WORKBENCH_CONTROL_RELEASE_WEBHOOK"] = config.releases.webhook.get_secret_value()
     return Service(
         "control",
         [sys.executable, "-m", "serving.control"],
