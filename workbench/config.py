@@ -118,6 +118,7 @@ class PoolConfig(Strict):
     `cores` binds each replica to cores, one list a replica; `engine` overrides the engine's flags
     (serving/engine/flags.py); `urls` name the replicas of an attached pool. `source` names other weights than the
     model's: a candidate. `own_version` makes the engine's flags, with the weights, a version of their own.
+    `adapters` name those that somebody else's engines were started with, as vLLM's `--lora-modules NAME=FOLDER` does.
     """
 
     model: Name
@@ -131,6 +132,7 @@ class PoolConfig(Strict):
     start: StartPolicy = StartPolicy.WITH_STACK
     launcher: Launcher = Launcher.LOCAL
     urls: tuple[str, ...] = ()
+    adapters: tuple[Name, ...] = ()
     engine: dict[str, Any] = Field(default_factory=dict)
     role: Literal["unified", "prefill", "decode"] = "unified"
     zone: Name = "local"
@@ -150,6 +152,12 @@ class PoolConfig(Strict):
         for url in self.urls:
             if not _is_address(url, ("http", "https")):
                 raise ValueError(f"urls: {url!r} is no http://host:port or https://host:port")
+        if self.adapters and self.launcher is Launcher.LOCAL:
+            raise ValueError(
+                "adapters are for launcher 'attach': they are served by engines that were started with them"
+            )
+        if len({self.model, *self.adapters}) != 1 + len(self.adapters):
+            raise ValueError(f"adapters: each needs a name of its own, and not the model's ({self.model})")
         if self.cores is not None and len(self.cores) != self.replicas:
             raise ValueError(f"cores names {len(self.cores)} replicas and replicas is {self.replicas}")
         return self

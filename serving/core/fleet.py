@@ -157,15 +157,36 @@ class Fleet:
                 f"model {model.name!r} has no version {version!r}; there are {', '.join(model.versions) or 'none'}",
                 param="model",
             )
-        return pools or ()
+        adapter = request.adapter
+        if adapter is None:
+            return pools or ()
+        with_adapter = tuple(pool for pool in pools or () if adapter in pool.pool.adapters)
+        if pools and not with_adapter:
+            raise NotFound(f"model {model.name!r} has no adapter {adapter!r} in version {version!r}", param="model")
+        return with_adapter
 
-    def version_of(self, name: str, regions: Collection[str], place: Place | None) -> str | None:
+    def adapters_of(self, name: str, version: str | None) -> Sequence[str]:
+        """Names of the adapters of a model's version; None is the version that most requests get that name none.
+
+        Raises:
+            NotFound: there is no such model.
+        """
+        model = self.model(name)
+        if version is None:
+            version = model.champion if model.split is None else model.split.stable
+        pools = () if version is None else self._by_version.get((name, version), ())
+        return sorted({adapter for pool in pools for adapter in pool.pool.adapters})
+
+    def version_of(
+        self, name: str, regions: Collection[str], place: Place | None, adapter: str | None = None
+    ) -> str | None:
         """The version for a request that names none: by the model's split, else its champion; None without one.
 
         Args:
             name: of the model.
             regions: those that the tenant grants; `*` among them is every region.
             place: of the request's session in the split; None where the model has none.
+            adapter: the one that is asked for: a version without it is as one without replicas.
 
         Raises:
             NotFound: there is no such model.
@@ -176,7 +197,12 @@ class Fleet:
 
         def is_ready(version: str) -> bool:
             pools = self._by_version.get((name, version), ())
-            return any(pool.ready and ("*" in regions or pool.pool.region in regions) for pool in pools)
+            return any(
+                pool.ready
+                and ("*" in regions or pool.pool.region in regions)
+                and (adapter is None or adapter in pool.pool.adapters)
+                for pool in pools
+            )
 
         return split.choose(model.split, place, is_ready)
 

@@ -80,7 +80,8 @@ class Pool:
     """Replicas of one model version on one hardware class under one engine configuration.
 
     `engine_fingerprint` and `hardware_fingerprint` are short digests; a cost row counts for this
-    pool only when both are equal to the row's. `usd_per_hour` is for one replica.
+    pool only when both are equal to the row's. `usd_per_hour` is for one replica. `adapters` are those that each of its
+    engines serves, by the names that they have there.
     """
 
     pool_id: str
@@ -96,6 +97,7 @@ class Pool:
     role: str = "unified"
     zone: str = "local"
     region: str = "local"
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class RequestView:
     """What the router knows of a request. Token counts are estimates until the engine answers.
 
     `regions` are those that its tenant grants; `*` among them is every region. `target_replica` is the one replica that
-    may serve it, where an admin has said so.
+    may serve it, where an admin has said so. `adapter` is the one to answer with, None for the model alone.
     """
 
     request_id: str
@@ -194,6 +196,7 @@ class RequestView:
     tier: Tier = Tier.DEFAULT
     regions: tuple[str, ...] = ANYWHERE
     target_replica: str | None = None
+    adapter: str | None = None
 
     def may_run_in(self, region: str) -> bool:
         """Whether a pool of that region may serve it."""

@@ -171,6 +171,10 @@ class Principal:
         """Whether both the tenant and the key grant the served name."""
         return _granted(self.tenant.models, model) and _granted(self.models, model)
 
+    def may_use_adapter(self, adapter: str) -> bool:
+        """Whether the tenant grants the adapter of that name; which models it may use is another question."""
+        return _granted(self.tenant.adapters, adapter)
+
 
 def authorize(
     principal: Principal, model: str, tier: Tier, *, adapter: str | None = None, served: Iterable[str] = ()
@@ -185,7 +189,8 @@ def authorize(
         served: the names that there are, for the message.
 
     Raises:
-        NotFound: the model is not granted. Whether it exists is not told: the answer is that of an unknown name.
+        NotFound: the model or adapter is not granted. Whether it exists is not told: the answer is that of an unknown
+            name.
         Forbidden: another grant is missing.
     """
     tenant = principal.tenant
@@ -193,8 +198,8 @@ def authorize(
     if not principal.may_use(model):
         usable = ", ".join(sorted(name for name in served if principal.may_use(name))) or "none"
         raise NotFound(f"no model {model!r}; there are: {usable}", param="model")
-    if adapter is not None and not _granted(tenant.adapters, adapter):
-        raise Forbidden(f"tenant {tenant.tenant_id} may not use adapter {adapter!r}", param="model")
+    if adapter is not None and not principal.may_use_adapter(adapter):
+        raise NotFound(f"no adapter {adapter!r} of {model}", param="model")
     if tier not in tenant.tiers:
         raise Forbidden(f"tenant {tenant.tenant_id} may not use service tier {tier.value!r}", param="service_tier")
 

@@ -80,6 +80,7 @@ class Outcome:
         return {
             "model": self.call.view.model,
             "version": self.choice.route.version,
+            "adapter": self.call.view.adapter,
             "finish_reason": self.answer.finish_reason,
             "usage": {
                 "num_prompt_tokens": usage.num_prompt_tokens,
@@ -241,7 +242,7 @@ def _event(outcome: Outcome, usage: Usage | None, usd: float | None, ended_at_s:
         key_id=outcome.principal.key_id,
         model=outcome.asked.model,
         version="" if route is None else route.version,
-        adapter=None,
+        adapter=outcome.asked.adapter,
         pool="" if route is None else route.pool_id,
         replica="" if route is None else route.replica_id,
         tier=outcome.asked.tier,

@@ -127,14 +127,15 @@ class Gateway:
         """The models that you may use, with their versions; `champion` answers when no version is asked for."""
         principal = await self._who(request)
         models = [model for model in self.fleet.models if principal.may_use(model.name)]
-        return {"object": "list", "data": [self._model_object(model) for model in models]}
+        return {"object": "list", "data": [self._model_object(model, principal) for model in models]}
 
     async def _show_model(self, request: Request, reference: str) -> dict[str, Any]:
-        """A model by `name` or `name@version`."""
-        name, _ = self._parts.builder.resolve(reference, await self._who(request))
-        return {**self._model_object(self.fleet.model(name)), "id": reference}
+        """A model by `name[@version][+adapter]`."""
+        principal = await self._who(request)
+        name, version, _ = self._parts.builder.resolve(reference, principal)
+        return {**self._model_object(self.fleet.model(name), principal, version), "id": reference}
 
-    def _model_object(self, model: Model) -> dict[str, Any]:
+    def _model_object(self, model: Model, principal: Principal, version: str | None = None) -> dict[str, Any]:
         table = self.fleet.table
         pools = [pool for pool in table.pools if pool.model == model.name] if table is not None else []
         return {
@@ -145,6 +146,7 @@ class Gateway:
             "task": model.task,
             "champion": model.champion,
             "versions": list(model.versions),
+            "adapters": list(self._parts.builder.adapters(model.name, version, principal)),
             "max_model_len": max((pool.max_model_len for pool in pools), default=None),
             "pools": [pool.pool_id for pool in pools],
         }

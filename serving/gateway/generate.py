@@ -29,7 +29,7 @@ _OWN = ("model", "version", "adapter", "text", "messages", "tier")
 _SERVICE_TIERS = {Tier.INTERACTIVE: "priority", Tier.DEFAULT: "default", Tier.BATCH: "flex"}
 
 Describe = Callable[[], dict[str, Any]]
-"""What the last part of an answer says beside its text: `{model, version, finish_reason, usage}`."""
+"""What the last part of an answer says beside its text: `{model, version, adapter, finish_reason, usage}`."""
 
 
 def to_openai(body: dict[str, Any]) -> dict[str, Any]:

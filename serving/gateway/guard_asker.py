@@ -18,7 +18,7 @@ from serving.gateway.http_errors import Headers
 from serving.gateway.own_calls import run_own
 from serving.gateway.request import CallBuilder, Endpoint
 
-ASKER = Principal(Tenant("guardrails", models=(ANY,), tiers=tuple(Tier)), key_id="guardrails")
+ASKER = Principal(Tenant("guardrails", models=(ANY,), adapters=(ANY,), tiers=tuple(Tier)), key_id="guardrails")
 """Whose the usage of these calls is: no tenant pays for them."""
 PATH = "guardrails"
 MAX_OUTPUT_TOKENS = 32

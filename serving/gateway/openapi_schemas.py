@@ -10,7 +10,8 @@ from serving.core.errors import ErrorCode
 from serving.core.state import Tier
 
 _MODEL = Field(
-    description="`name` or `name@version`; without a version the model's champion answers.", examples=["smollm2-135m"]
+    description="`name`, `name@version`, or either with `+adapter`; without a version the model's champion answers.",
+    examples=["smollm2-135m"],
 )
 _SERVICE_TIER = Field(default=None, description="Priority: `priority` before `default` (= `auto`) before `flex`.")
 
@@ -107,7 +108,7 @@ class GenerateRequest(BaseModel):
 
     model: str = _MODEL
     version: str | None = Field(default=None, description="Else the model's champion answers.")
-    adapter: str | None = None
+    adapter: str | None = Field(default=None, description="One of the model's adapters; else the model alone answers.")
     text: str | None = Field(default=None, description="A text to continue.")
     messages: list[dict[str, Any]] | None = Field(default=None, description="A conversation to answer.")
     tier: Tier | None = Field(default=None, description="`interactive` before `default` before `batch`.")
@@ -140,6 +141,7 @@ class GenerateAnswer(BaseModel):
     text: str
     model: str
     version: str
+    adapter: str | None
     finish_reason: str | None
     usage: GenerateUsage
 

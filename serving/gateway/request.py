@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -64,10 +65,15 @@ REFUSED_FIELDS = frozenset({"priority", "kv_transfer_params", "ec_transfer_param
 TOKENS_PER_MESSAGE = 4
 """What a chat template adds around a message, about."""
 
-_REFERENCE = re.compile(r"(?P<name>[a-z0-9._-]+)(?:@(?P<version>[a-z0-9._-]+))?")
+_NAME = r"[a-z0-9._-]+"
+_REFERENCE = re.compile(rf"(?P<name>{_NAME})(?:@(?P<version>{_NAME}))?(?:\+(?P<adapter>{_NAME}(?:@{_NAME})?))?")
 _MAX_KEPT_REFERENCES = 1024
 _MAX_KEPT_SALTS = 10_000
 _MAX_KEPT_GRANTS = 4096
+
+
+Reference = tuple[str, str | None, str | None]
+"""Name, version and adapter of a model as a request names it."""
 
 
 @value
@@ -77,6 +83,7 @@ class Asked:
     model: str
     version: str | None
     tier: Tier
+    adapter: str | None = None
 
 
 @value
@@ -126,7 +133,7 @@ class CallBuilder:
         self._sessions = sessions
         self._salts = salts
         self._default_output_tokens = default_output_tokens
-        self._references: dict[str, tuple[str, str | None]] = {}
+        self._references: dict[str, Reference] = {}
         # What a principal was found to be granted: the same for its next request under the same table.
         self._granted: dict[tuple[int, str, str | None], tuple[Principal, Asked]] = {}
         self._epoch: int | None = None
@@ -141,16 +148,18 @@ class CallBuilder:
         """
         reference, wanted_tier = body.get("model"), body.get("service_tier")
         if not isinstance(reference, str) or not reference:
-            raise BadRequest("'model' is required: a name such as smollm2-135m, or name@version", param="model")
+            raise BadRequest(
+                "'model' is required: a name such as smollm2-135m, name@version or name+adapter", param="model"
+            )
         self._heed_table()
         key = id(principal), reference, wanted_tier if isinstance(wanted_tier, str) else None
         known = self._granted.get(key)
         if known is not None and key[2] is wanted_tier:
             return known[1]
-        name, version = self.resolve(reference, principal)
+        name, version, adapter = self.resolve(reference, principal)
         tier = _tier(body)
-        authorize(principal, name, tier)
-        asked = Asked(name, version, tier)
+        authorize(principal, name, tier, adapter=adapter)
+        asked = Asked(name, version, tier, adapter)
         if len(self._granted) >= _MAX_KEPT_GRANTS:
             self._granted.clear()
         self._granted[key] = principal, asked  # held, so that its id stays its own
@@ -168,9 +177,9 @@ class CallBuilder:
         session: bytes | None = None,
         traceparent: bytes | None = None,
     ) -> Call:
-        """The call of `body`, which is changed in place; `target_replica` is the only one that may serve it.
+        """The call of `body`, which is changed in place. The version is settled here, for all tries.
 
-        `session` is the client's name for the conversation. The version is settled here, for all tries.
+        `target_replica` is the only one that may serve it, `session` the client's name for the conversation.
 
         Raises:
             BadRequest: names the field at fault.
@@ -188,25 +197,25 @@ class CallBuilder:
         num_prompt_tokens, num_prompts = _prompt(endpoint, model.tokens_per_byte, body)
         num_choices = num_prompts * (count(body, "n", at_least=1) or 1)
         limit = _max_output_tokens(endpoint, body)
-        num_output_tokens = self._default_output_tokens if limit is None else limit
         version, trial = asked.version, None
         if version is None and model.split is None:
             version = model.champion
         elif version is None and model.split is not None:
             trial = self._sessions.trial(model.split, session, body, tenant.tenant_id)
-            version = self._fleet.version_of(asked.model, tenant.regions, trial.place)
+            version = self._fleet.version_of(asked.model, tenant.regions, trial.place, asked.adapter)
         view = RequestView(
             request_id,
             asked.model,
             version,
             endpoint.task or model.task,
             0 if endpoint is Endpoint.TOKENIZE else num_prompt_tokens,
-            num_choices * num_output_tokens,
+            num_choices * (self._default_output_tokens if limit is None else limit),
             asked.tier,
             tenant.regions,
             target_replica,
+            asked.adapter,
         )
-        body["model"] = asked.model
+        body["model"] = asked.adapter or asked.model  # an engine knows its adapters by names beside its model's
         body.pop("service_tier", None)
         body.pop("request_id", None)
         if endpoint is not Endpoint.TOKENIZE:
@@ -217,8 +226,8 @@ class CallBuilder:
             endpoint, view, encode(body), stream, wants_usage, num_choices, limit, timeout_s, trial, traceparent
         )
 
-    def resolve(self, reference: str, principal: Principal) -> tuple[str, str | None]:
-        """Name and version of `name[@version]`.
+    def resolve(self, reference: str, principal: Principal) -> Reference:
+        """The parts of `name[@version][+adapter]`.
 
         Raises:
             NotFound: there is none, or none that the principal may use: the same words, naming those that it may.
@@ -228,7 +237,17 @@ class CallBuilder:
         found = self._references.get(reference) or self._resolved(reference)
         if found is None or not principal.may_use(found[0]):
             raise NotFound(f"no model {reference!r}; there are: {self._usable(reference, principal)}", param="model")
+        if found[2] is not None:
+            usable = self.adapters(found[0], found[1], principal)
+            if found[2] not in usable:
+                base = reference.partition("+")[0]
+                names = ", ".join(f"{base}+{adapter}" for adapter in usable) or "none"
+                raise NotFound(f"no adapter {found[2]!r} of {base}; there are: {names}", param="model")
         return found
+
+    def adapters(self, name: str, version: str | None, principal: Principal) -> Sequence[str]:
+        """Names of the model's adapters that the principal may use; `version` as in `Fleet.adapters_of`."""
+        return [one for one in self._fleet.adapters_of(name, version) if principal.may_use_adapter(one)]
 
     def _heed_table(self) -> None:
         """What was found in another routing table is forgotten. Raises Unavailable when there is none yet."""
@@ -240,14 +259,15 @@ class CallBuilder:
             self._granted.clear()
             self._epoch = table.epoch
 
-    def _resolved(self, reference: str) -> tuple[str, str | None] | None:
+    def _resolved(self, reference: str) -> Reference | None:
         match = _REFERENCE.fullmatch(reference)
         model = None if match is None else next((m for m in self._fleet.models if m.name == match["name"]), None)
         if match is None or model is None or match["version"] not in (None, *model.versions):
             return None
+        found = model.name, match["version"], match["adapter"]
         if len(self._references) < _MAX_KEPT_REFERENCES:
-            self._references[reference] = (model.name, match["version"])
-        return model.name, match["version"]
+            self._references[reference] = found
+        return found
 
     def _usable(self, reference: str, principal: Principal) -> str:
         """The versions of a model that is granted, else the models that are."""

@@ -30,7 +30,7 @@ async def test_generate_continues_a_text(gateway: Gateway) -> None:
     answer = await post(gateway, GENERATE, {"model": "m", "text": "one two three", "max_tokens": 4})
     assert answer.status == 200
     said = answer.json
-    assert set(said) == {"id", "text", "model", "version", "finish_reason", "usage"}
+    assert set(said) == {"id", "text", "model", "version", "adapter", "finish_reason", "usage"}
     assert (said["model"], said["version"], said["finish_reason"]) == ("m", "1", "length")
     assert said["usage"] | {"usd": None} == {
         "num_prompt_tokens": 3,

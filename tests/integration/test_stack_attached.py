@@ -23,7 +23,9 @@ has_lab = importlib.util.find_spec("jupyterlab") is not None
 
 @pytest_asyncio.fixture
 async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine(FakeSettings(model="far", ttft_ms=1, itl_ms=1, max_model_len=777)) as running:
+    async with FakeEngine(
+        FakeSettings(model="far", lora_modules=("near",), ttft_ms=1, itl_ms=1, max_model_len=777)
+    ) as running:
         yield running
 
 
@@ -33,7 +35,8 @@ def workplace(engine: FakeEngine) -> Iterator[Workplace]:
         file = place.folder / "workbench.yaml"
         config = yaml.safe_load(file.read_text())
         config["models"] = {"far": {"source": str(place.folder / "weights")}}
-        config["pools"] = [{"model": "far", "hardware": "cpu", "launcher": "attach", "urls": [engine.url], "id": "far"}]
+        pool = {"model": "far", "hardware": "cpu", "launcher": "attach", "urls": [engine.url], "id": "far"}
+        config["pools"] = [pool | {"adapters": ["near"]}]
         file.write_text(yaml.safe_dump(config))
         place.model = "far"
         yield place
@@ -61,6 +64,9 @@ async def test_an_attached_pool_is_served_watched_and_never_ended(
         assert len(engine.log.ended) >= 1
         listed = await fetch(workplace.gateway, "GET", "/v1/models")
         assert b'"max_model_len":777' in listed[2].replace(b" ", b"")  # as the engine says
+        asked = {"model": "far+near", "messages": [{"role": "user", "content": "one"}], "max_tokens": 2}
+        assert (await fetch(workplace.gateway, "POST", "/v1/chat/completions", json.dumps(asked).encode()))[0] == 200
+        assert engine.log.ended[-1].body["model"] == "near"
         assert workplace.state is not None
         assert not any(record.pid == os.getpid() for record in workplace.state.processes)
         await judge_lab(workplace)

@@ -67,9 +67,10 @@ def test_lists_of_tenants_come_before_the_share() -> None:
     assert chosen(replace(listed, share_frac=0.0), "friend", "s") == "1"
 
 
-def a_fleet(candidate: ReplicaState, *, region: str = "local") -> Fleet:
+def a_fleet(candidate: ReplicaState, *, region: str = "local", adapters: tuple[str, ...] = ()) -> Fleet:
     table = a_table(
-        a_pool("old", a_replica("old-0")), a_pool("new", a_replica("new-0", candidate), version="2", region=region)
+        a_pool("old", a_replica("old-0"), adapters=("polite", "rude")),
+        a_pool("new", a_replica("new-0", candidate), version="2", region=region, adapters=adapters),
     )
     model = Model("m", Task.GENERATE, "1", ("1", "2"), split=replace(SPLIT, share_frac=1.0))
     fleet = Fleet()
@@ -87,6 +88,14 @@ def test_a_candidate_in_a_region_that_is_not_granted_gets_nobody() -> None:
     fleet = a_fleet(ReplicaState.READY, region="eu")
     assert fleet.version_of("m", ("us", "local"), PLACE) == "1"
     assert fleet.version_of("m", ("eu",), PLACE) == "2"
+
+
+def test_a_candidate_without_the_adapter_that_is_asked_for_gets_nobody() -> None:
+    fleet = a_fleet(ReplicaState.READY, adapters=("polite",))
+    assert fleet.version_of("m", ("*",), PLACE, "polite") == "2"
+    assert fleet.version_of("m", ("*",), PLACE, "rude") == "1"
+    assert fleet.adapters_of("m", None) == ["polite", "rude"]
+    assert fleet.adapters_of("m", "2") == ["polite"]
 
 
 def test_without_a_rollout_the_champion_serves() -> None:

@@ -95,3 +95,21 @@ async def test_a_pool_that_failed_to_start_is_not_started_and_can_be(
     assert runner.is_started and replicas.is_running and reports.pools == [runner.pool.pool_id]
     await runner.stop()
     assert not runner.is_started and not replicas.is_running and reports.pools == []
+
+
+async def test_an_adapter_that_the_engine_does_not_list_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "workbench.yaml"
+    file.write_text(CONFIG.replace("cores: [[0]]", "adapters: [french]"))
+    config = load_config(file)
+    replicas, reports = Replicas(), Reports()
+
+    async def prepare(*_: object) -> Prepared:
+        return Prepared(replicas)
+
+    monkeypatch.setattr(pools, "prepare", prepare)
+    runner = PoolRunner(config.pools[0], config, layout(config), reports, Versions(), lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(
+        ServingError, match="serve no adapter 'french', they list nothing; start them with --lora-modules"
+    ):
+        await runner.start()
+    assert not runner.is_started and not replicas.is_running and reports.pools == []

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from serving.clock import SystemClock
-from serving.core.errors import ServingError
+from serving.core.errors import EngineError, ServingError
 from serving.core.state import Pool, Replica, ReplicaSnapshot, ReplicaState
 from serving.engine.client import EngineClient
 from serving.engine.launchers import ReplicaStatus
@@ -113,8 +115,10 @@ class PoolRunner:
             version = group.create_task(
                 self._versions.of(self.pool.model, model.source, self._digest(engine), model.task)
             )
+        listed = await _listed(engine) if self.pool.adapters or not engine.max_model_len else []
+        _check_adapters(self.pool, listed)
         if not engine.max_model_len:  # neither configured nor in the catalogue
-            engine = self._engine = replace(engine, max_model_len=await _context_length(engine))
+            engine = self._engine = replace(engine, max_model_len=_context_length(listed))
         await self._reports.publish_pool(self._published(engine, hardware, version.result()))
         return version.result()
 
@@ -193,6 +197,7 @@ class PoolRunner:
             role=self.pool.role,
             zone=self.pool.zone,
             region=self.pool.region,
+            adapters=self.pool.adapters,
         )
 
     async def _report(self) -> None:
@@ -234,15 +239,29 @@ class PoolRunner:
             await self._reports.publish(report)
 
 
-async def _context_length(engine: Engine) -> int:
-    """What a ready engine says of its context; 0 when it does not."""
+async def _listed(engine: Engine) -> list[dict[str, Any]]:
+    """The models and adapters that a ready engine lists; none when it does not."""
     for status in engine.replicas.statuses():
         if status.state is ReplicaState.READY and status.url is not None:
             async with EngineClient(status.url) as client:
                 try:
-                    listed = (await client.get_json("/v1/models"))["data"]
-                except (ServingError, KeyError, TypeError):
+                    return [dict(model) for model in (await client.get_json("/v1/models"))["data"]]
+                except (ServingError, KeyError, TypeError, ValueError):
                     continue
-            lengths = [model["max_model_len"] for model in listed if isinstance(model.get("max_model_len"), int)]
-            return max(lengths, default=0)
-    return 0
+    return []
+
+
+def _context_length(listed: Sequence[Mapping[str, Any]]) -> int:
+    """What an engine says of its context; 0 when it does not."""
+    return max((one["max_model_len"] for one in listed if isinstance(one.get("max_model_len"), int)), default=0)
+
+
+def _check_adapters(pool: PoolConfig, listed: Sequence[Mapping[str, Any]]) -> None:
+    """Raises EngineError when an adapter of the pool is not among what its engine lists."""
+    names = [str(one.get("id")) for one in listed]
+    missing = [name for name in pool.adapters if name not in names]
+    if missing:
+        raise EngineError(
+            f"{pool.pool_id}: its engines serve no adapter {missing[0]!r}, they list {', '.join(names) or 'nothing'}; "
+            f"start them with --lora-modules {missing[0]}=FOLDER, or take it out of the pool's adapters"
+        )

@@ -207,7 +207,11 @@ def _context_length(pool: PoolConfig) -> int | None:
 def _attached(pool: PoolConfig, model: ModelConfig, flags: EngineFlags, on_change: OnChange) -> Engine:
     """What somebody else runs is known by what the configuration says of it."""
     digest, covers = engine_fingerprint(
-        engine="attached", engine_version="", flags=flags, weights_digest=f"source:{model.source}"
+        engine="attached",
+        engine_version="",
+        flags=flags,
+        weights_digest=f"source:{model.source}",
+        runtime={"adapters": ",".join(pool.adapters)} if pool.adapters else None,
     )
     local = Path(model.source).expanduser()
     return Engine(
@@ -222,7 +226,7 @@ def _attached(pool: PoolConfig, model: ModelConfig, flags: EngineFlags, on_chang
 
 
 def _fake(pool: PoolConfig, model: ModelConfig, where: Layout, on_change: OnChange) -> Engine:
-    settings = FakeSettings(model=pool.model, **pool.engine)
+    settings = FakeSettings.model_validate({"lora_modules": pool.adapters, **pool.engine, "model": pool.model})
     flags = EngineFlags(max_model_len=settings.max_model_len)
     digest, covers = engine_fingerprint(
         engine="fake",
@@ -234,7 +238,7 @@ def _fake(pool: PoolConfig, model: ModelConfig, where: Layout, on_change: OnChan
     weights = Weights(Path(model.source), f"fake:{model.source}", model.source, "local")
 
     def command(spec: ReplicaSpec, port: int) -> list[str]:
-        given = {"model": pool.model, "port": port, **pool.engine}
+        given = {"model": pool.model, "port": port, "lora_modules": ",".join(pool.adapters), **pool.engine}
         options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
         return [sys.executable, "-m", "serving.engine.fake", *options]
 

@@ -24,9 +24,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """A request for text, understood, with the answer already known."""
+    """A request for text, understood, with the answer already known; `model` is the name that it asks for."""
 
     kind: Kind
+    model: str
     prompt_words: list[str]
     tokens: list[int]
     finish_reason: str
@@ -51,7 +52,8 @@ def parse_generate(kind: Kind, body: dict[str, Any], settings: FakeSettings) -> 
         BadRequest: a field has a value that vLLM refuses or that is not modelled here.
         NotFound: another model is asked for.
     """
-    check_model(body, settings)
+    model = asked_model(body, settings)
+    adapter = "" if model == settings.model else model
     stream = bool(body.get("stream"))
     options = optional(body, "stream_options", dict) or {}
     if options and not stream:
@@ -66,15 +68,16 @@ def parse_generate(kind: Kind, body: dict[str, Any], settings: FakeSettings) -> 
     num_tokens, finish_reason = _output_length(body, len(words), settings)
     return Generate(
         kind=kind,
+        model=model,
         prompt_words=words,
-        tokens=next_tokens(words, num_tokens, seed=seed, form=form),
+        tokens=next_tokens(words, num_tokens, seed=seed, form=form + adapter),
         finish_reason=finish_reason,
         stream=stream,
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
         return_token_ids=bool(body.get("return_token_ids")),
         priority=optional(body, "priority", int) or 0,
-        cache_salt=cache_salt or "",
+        cache_salt=(cache_salt or "") + adapter,
         echoes_logprobs=bool(body.get("echo")) and body.get("logprobs") is not None,
     )
 
@@ -91,14 +94,16 @@ def optional(body: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def check_model(body: dict[str, Any], settings: FakeSettings) -> None:
-    """Refuses another model's name; a body may leave the name out, as with vLLM.
+def asked_model(body: dict[str, Any], settings: FakeSettings) -> str:
+    """The name of the model or of the adapter that is asked for; a body may leave it out, as with vLLM.
 
     Raises:
-        NotFound: another model is asked for.
+        NotFound: another is asked for.
     """
-    if body.get("model") not in (None, settings.model):
-        raise NotFound(f"The model `{body['model']}` does not exist.", param="model")
+    name = settings.model if body.get("model") is None else body["model"]
+    if name not in (settings.model, *settings.lora_modules):
+        raise NotFound(f"The model `{name}` does not exist.", param="model")
+    return str(name)
 
 
 def _prompt(kind: Kind, body: dict[str, Any]) -> tuple[list[str], str]:
@@ -148,7 +153,7 @@ class Answer:
         self._is_chat = request.kind is Kind.CHAT
         object_name = "chat.completion" if self._is_chat else "text_completion"
         head = {"id": f"{request.kind}-{request_id}", "object": object_name}
-        self._head = head | {"created": int(time.time()), "model": settings.model}
+        self._head = head | {"created": int(time.time()), "model": request.model}
         self._chunk_head = self._head | ({"object": "chat.completion.chunk"} if self._is_chat else {})
 
     def role_chunk(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from serving.engine.fake.http import HttpConnection, Request
 from serving.engine.fake.metrics import metrics_page
 from serving.engine.fake.openai import (
     Kind,
-    check_model,
+    asked_model,
     embeddings_body,
     error_body,
     parse_generate,
@@ -162,7 +162,7 @@ class FakeEngine:
         faults = self._faults_of(request, body)
         log = self._begin_log(request, body)
         try:
-            check_model(body, self.settings)
+            asked_model(body, self.settings)
             inputs = parse_inputs(body)
             answer = embeddings_body(body, inputs, log.id, self.settings)
         except ServingError as error:
@@ -229,9 +229,11 @@ class FakeEngine:
     # ---- about the engine
 
     def _models(self) -> dict[str, Any]:
-        card = {"id": self.settings.model, "object": "model", "created": 0, "owned_by": "vllm"}
-        card |= {"root": self.settings.model, "parent": None, "max_model_len": self.settings.max_model_len}
-        return {"object": "list", "data": [card]}
+        card = {"object": "model", "created": 0, "owned_by": "vllm", "max_model_len": self.settings.max_model_len}
+        model = self.settings.model
+        cards = [{"id": model, **card, "root": model, "parent": None}]
+        cards += [{"id": name, **card, "root": name, "parent": model} for name in self.settings.lora_modules]
+        return {"object": "list", "data": cards}
 
     def _metrics(self, connection: HttpConnection, request: Request) -> None:
         page = metrics_page(self.scheduler, self.settings)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class QueuePolicy(StrEnum):
@@ -23,6 +23,10 @@ class RejectAs(StrEnum):
     EVENT = "event"
 
 
+def _names(value: Any) -> Any:
+    return tuple(name for name in value.split(",") if name) if isinstance(value, str) else value
+
+
 class FakeSettings(BaseModel):
     """The fake engine's size and speed.
 
@@ -33,6 +37,9 @@ class FakeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field(default="fake-model", description="served model name; any other is answered 404")
+    lora_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        default=(), description="names of adapters that are served too, with commas between; each says other text"
+    )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     log: Path | None = Field(default=None, description="JSONL file to which each request is appended when it ends")
