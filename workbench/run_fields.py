@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.sweeps.cells import CellResult
@@ -12,11 +14,31 @@ TAG_KIND = "kind"
 TAG_SWEEP = "sweep.digest"
 TAG_MEASUREMENT = "measurement.id"
 TAG_CELL_KEY = "cell.key"
+TAG_CELL_ID = "cell.id"
 TAG_VALID = "valid"
+KIND_ATTEMPT = "attempt"
+"""A cell that is being measured; its run becomes the measurement's when it is whole."""
 PARENT_RUN = "mlflow.parentRunId"
 MAX_VALUE_LENGTH = 6000
 
 _REPLICA_FIELDS = ("model", "version", "task", "hardware_class", "engine_fingerprint", "hardware_fingerprint")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFields:
+    """What a run says. `key` names it: a parent among those of its experiment, a child among its siblings."""
+
+    key: str
+    name: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, object] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    is_failed: bool = False
+
+
+def content_key(content: object) -> str:
+    """Names what has no id of its own by all that it says: equal for equal plain values."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def cell_key(cell: CellResult) -> str:
@@ -32,6 +54,7 @@ def cell_tags(cell: CellResult, parent_run_id: str) -> dict[str, str]:
         TAG_SWEEP: cell.sweep_digest,
         TAG_MEASUREMENT: cell.measurement_id,
         TAG_CELL_KEY: cell_key(cell),
+        TAG_CELL_ID: cell.spec.cell_id,
         TAG_VALID: "false" if cell.invalid else "true",
         "cell.kind": cell.spec.kind.value,
         "target": cell.spec.target.value,

@@ -23,6 +23,7 @@ from workbench.slo.searching import SearchStep, SloAnswer
 from workbench.sweeps.cells import Shape
 from workbench.sync import run_sync
 from workbench.tuning.halving import Trial, Tuned, Value, describe
+from workbench.tuning.logged import log_tuning
 from workbench.tuning.on_pool import Tuning, run_tuning, tuning_of
 
 if TYPE_CHECKING:
@@ -60,10 +61,18 @@ class SloFound:
 
 @dataclass(frozen=True, slots=True)
 class TuneFound:
-    """The best configuration, all that cannot be told from it, and every trial."""
+    """The best configuration, all that cannot be told from it, and every trial.
+
+    Attributes:
+        tuned: the outcome.
+        trials: those that were measured now.
+        run_id: in MLflow; None where it did not take it, with `not_logged` saying why.
+    """
 
     tuned: Tuned
     trials: tuple[Trial, ...]
+    run_id: str | None
+    not_logged: str | None
 
     @property
     def best(self) -> dict[str, Value] | None:
@@ -79,7 +88,8 @@ class TuneFound:
         return pd.DataFrame(rows, columns=list(columns))
 
     def __repr__(self) -> str:
-        return f"<tuning: {self.tuned.reason}; {len(self.trials)} trials>"
+        where = f"MLflow run {self.run_id}" if self.run_id else f"not in MLflow ({self.not_logged})"
+        return f"<tuning: {self.tuned.reason}; {len(self.trials)} trials; {where}>"
 
 
 def slo_search(
@@ -179,7 +189,7 @@ def tune(
         (on_trial or _print_trial)(trial)
 
     tuned: Tuned = run_sync(lambda: run_tuning(config, tuning, on_trial=keep))
-    return TuneFound(tuned, tuple(trials))
+    return TuneFound(tuned, tuple(trials), *log_tuning(config, tuning, tuned))
 
 
 def _print_trial(trial: Trial) -> None:

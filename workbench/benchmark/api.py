@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from serving.core.errors import ServingError
 from workbench.benchmark.result import BenchResult
 from workbench.benchmark.run import BenchRequest, keeping
 from workbench.benchmark.run import abench as measure
@@ -14,6 +18,9 @@ from workbench.config_layers import ConfigError
 from workbench.connection import connected
 from workbench.loadgen import Slo, TargetKind
 from workbench.sync import run_sync
+
+if TYPE_CHECKING:
+    from workbench.benchmark.logged import Following
 
 __all__ = ["BenchResult", "Compared", "abench", "bench", "compare", "last_bench"]
 
@@ -36,6 +43,7 @@ def bench(
     usd_per_hour: float | None = None,
     slo: Slo | None = None,
     client_processes: int | None = None,
+    log: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> BenchResult:
     """Puts one load on a model and returns what came out. Blocks; works inside JupyterLab's running event loop.
@@ -56,6 +64,7 @@ def bench(
         usd_per_hour: what the endpoint costs, all units together.
         slo: what counts as a good request; the configuration's when None.
         client_processes: that share the load; one, or more where load and cores ask for it, when None.
+        log: follow it in MLflow while it runs, and log it there at its end: what `result.log()` does afterwards.
         on_progress: told of (ended, planned) after each request; prints a line now and then when None.
 
     Raises:
@@ -78,9 +87,10 @@ def bench(
         client_processes=client_processes,
     )
     kept: list[BenchResult] = []
+    following = _following(request) if log else None
     with keeping(kept):
-        run_sync(lambda: _abench(request, on_progress, kept))
-    return kept[0]
+        run_sync(lambda: _abench(request, on_progress, kept, following))
+    return kept[0] if following is None else _logged(kept[0], following)
 
 
 async def abench(
@@ -89,6 +99,7 @@ async def abench(
     workload: str | None = None,
     load: str = "closed:concurrency=4",
     url: str | None = None,
+    log: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
     **more: object,
 ) -> BenchResult:
@@ -99,6 +110,7 @@ async def abench(
         workload: what is sent.
         load: when it is sent.
         url: of an endpoint instead of the running stack.
+        log: follow and log it in MLflow.
         on_progress: told of (ended, planned) after each request.
         more: the other arguments of `bench`.
 
@@ -109,7 +121,9 @@ async def abench(
     if "target" in more:
         more["target"] = TargetKind(str(more["target"]))
     request = BenchRequest(model=model, load=load, workload=workload, url=url, **more)  # type: ignore[arg-type]
-    return await _abench(request, on_progress, [])
+    following = _following(request) if log else None
+    result = await _abench(request, on_progress, [], following)
+    return result if following is None else await asyncio.to_thread(_logged, result, following)
 
 
 def last_bench() -> BenchResult | None:
@@ -118,7 +132,10 @@ def last_bench() -> BenchResult | None:
 
 
 async def _abench(
-    request: BenchRequest, on_progress: Callable[[int, int], None] | None, kept: list[BenchResult]
+    request: BenchRequest,
+    on_progress: Callable[[int, int], None] | None,
+    kept: list[BenchResult],
+    following: Following | None,
 ) -> BenchResult:
     def keep(result: BenchResult) -> None:
         _last[:] = [result]
@@ -130,7 +147,31 @@ async def _abench(
         if request.url is None:
             raise
         config = None
-    return await measure(config, request, on_progress=on_progress or _printer(), keep=keep)
+    return await measure(
+        config,
+        request,
+        on_progress=on_progress or _printer(),
+        keep=keep,
+        open_run=None if following is None else following.open_run,
+        on_trouble=lambda trouble: _print(f"MLflow does not follow it: {trouble}"),
+    )
+
+
+def _following(request: BenchRequest) -> Following:
+    # MLflow takes seconds to import, and is needed only here.
+    from workbench.benchmark.logged import Following
+
+    return Following(connected().tracker, request)
+
+
+def _logged(result: BenchResult, following: Following) -> BenchResult:
+    """The result with its run's id; MLflow's trouble is a note on it, for a measurement is not to be lost by that."""
+    try:
+        logged = replace(result, run_id=following.log(result))
+    except ServingError as error:
+        logged = replace(result, load_notes=(*result.load_notes, f"not in MLflow: {error.message}"))
+    _last[:] = [logged]
+    return logged
 
 
 def _printer() -> Callable[[int, int], None]:
@@ -140,7 +181,11 @@ def _printer() -> Callable[[int, int], None]:
         nonlocal printed_s
         if time.monotonic() - printed_s >= PROGRESS_EVERY_S:
             printed_s = time.monotonic()
-            sys.stdout.write(f"{done} of {total} requests\n")
-            sys.stdout.flush()
+            _print(f"{done} of {total} requests")
 
     return on_requests
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

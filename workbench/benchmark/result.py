@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import html
-import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.core.state import Task
-from workbench import run_fields
 from workbench.absent import Absent
-from workbench.loadgen import ClientError, RequestRecord, Slo, Summary, to_table, write_parquet
+from workbench.loadgen import ClientError, RequestRecord, Slo, Summary, to_table
 from workbench.measurement.energy import Energy
 from workbench.measurement.engine_window import EngineCount
 from workbench.measurement.findings import Findings
@@ -33,8 +29,6 @@ SHOWN_METRICS = (
     *("failed_frac", "send_lag_s/p99", "client_stamp_error_s/p99", "client_error_frac", "queue_growth_rps"),
 )
 USD_PER_MILLION = 1e6 / 3600.0
-RUN_KIND = "bench"
-RESULT_FILE, RECORDS_FILE = "bench.json", "records.parquet"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,6 +46,7 @@ class BenchResult:
         load_notes: of the load generator.
         is_interrupted: it was ended before its time.
         facts: version, fingerprints and whatever else it is known by.
+        run_id: in MLflow, where it was logged as it ended.
     """
 
     model: str
@@ -73,6 +68,7 @@ class BenchResult:
     load_notes: tuple[str, ...] = ()
     is_interrupted: bool = False
     facts: Mapping[str, str] = field(default_factory=dict)
+    run_id: str | None = None
 
     @property
     def invalid(self) -> str | None:
@@ -130,32 +126,23 @@ class BenchResult:
             return run_plots.latency_shares(self.records, self.slo)
         raise ValueError(f"no figure {kind!r}; there are `timeline` and `latency`")
 
-    def log(self, tracker: Tracker | None = None) -> str:
+    def log(self, tracker: Tracker | None = None, *, run_id: str | None = None) -> str:
         """Logs it as a run of `benchmarks/MODEL` in MLflow, with its records; returns the run's id.
 
         Args:
             tracker: the server; that of the connected workbench when None.
+            run_id: a run that followed it live, instead of a new one.
 
         Raises:
             NotRunning, RegistryUnavailable, RegistryRefused: MLflow is not there, or said no.
         """
+        from workbench.benchmark.logged import log_result
+
         if tracker is None:
             from workbench.connection import connected
 
             tracker = connected().tracker
-        with tempfile.TemporaryDirectory() as scratch:
-            files = [Path(scratch) / RESULT_FILE, Path(scratch) / RECORDS_FILE]
-            files[0].write_text(json.dumps(self.to_json(), indent=1, allow_nan=False), encoding="utf-8")
-            write_parquet(self.records, files[1])
-            return tracker.log_run(
-                f"benchmarks/{self.model}",
-                f"{self.load} {self.workload}",
-                tags=self._tags(),
-                params={"load": self.load, "workload": self.workload, "url": self.url, "num_units": self.num_units}
-                | {"slo_ttft_s": self.slo.ttft_s, "slo_tpot_s": self.slo.tpot_s, "weak": ",".join(self._weak())},
-                metrics=run_fields.with_intervals(self.metrics, self.intervals),
-                files={RUN_KIND: files},
-            )
+        return log_result(self, tracker, run_id)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, without the records."""
@@ -168,7 +155,7 @@ class BenchResult:
             "ended_at_s": self.ended_at_s,
             "metrics": self.metrics,
             "intervals": self.intervals,
-            "weak": self._weak(),
+            "weak": self.weak,
             "num_requests": self.summary.num_requests,
             "num_failed": self.summary.num_failed,
             "failures": {kind.value: number for kind, number in self.summary.failures.items()},
@@ -224,7 +211,9 @@ class BenchResult:
         head = "<tr><th>metric</th><th>value</th><th>95 % interval</th></tr>"
         return f"<h4>{escape(title)}</h4><table>{head}{rows}</table><ul>{told}</ul>"
 
-    def _weak(self) -> list[str]:
+    @property
+    def weak(self) -> list[str]:
+        """Figures that the sample is too small to carry."""
         return sorted(self.summary.weak)
 
     def _usd(self) -> float | None:
@@ -234,20 +223,3 @@ class BenchResult:
         if self.usd_per_hour is None or not rate:
             return None
         return self.usd_per_hour * USD_PER_MILLION / self.num_units / rate
-
-    def _tags(self) -> dict[str, str]:
-        saturated = {} if self.found.is_saturated is None else {"saturated": str(self.found.is_saturated).lower()}
-        counted = self.counted.reason if isinstance(self.counted, Absent) else self.counted.gap or "agree"
-        energy = self.used.reason if isinstance(self.used, Absent) else self.used.source
-        return {
-            run_fields.TAG_KIND: RUN_KIND,
-            run_fields.TAG_VALID: "false" if self.invalid else "true",
-            "model": self.model,
-            "steady": self.found.steady,
-            "interrupted": str(self.is_interrupted).lower(),
-            "engine_counters": counted[: run_fields.MAX_VALUE_LENGTH],
-            "energy": energy[: run_fields.MAX_VALUE_LENGTH],
-            **saturated,
-            **self.facts,
-            **run_fields.told(self.invalid, self.notes),
-        }

@@ -43,6 +43,7 @@ from workbench.measurement.energy import Energy
 from workbench.measurement.engine_window import CounterWindow, EngineCount
 from workbench.measurement.findings import find, num_unsteady
 from workbench.measurement.metered import ticking
+from workbench.measurement.watched import LiveMeasurement, watched
 from workbench.provenance import git_commit
 from workbench.sweeps.run import client_on_other_cores
 from workbench.wiring import NotRunning
@@ -58,6 +59,8 @@ async def abench(
     *,
     on_progress: OnRequests | None = None,
     keep: Callable[[BenchResult], object] | None = None,
+    open_run: Callable[[], LiveMeasurement] | None = None,
+    on_trouble: Callable[[str], None] = lambda trouble: None,
 ) -> BenchResult:
     """Runs the load and judges it.
 
@@ -69,6 +72,8 @@ async def abench(
         request: what to do.
         on_progress: told of (ended, planned) after each request.
         keep: takes the result, of a cancelled run too.
+        open_run: makes a run in MLflow that follows this one.
+        on_trouble: told why MLflow does not follow it.
 
     Raises:
         SpecError: a short form or the url cannot be read.
@@ -79,15 +84,16 @@ async def abench(
     workload = request.workload_for(place.target.task)
     check_task(place, workload.task)
     stop = asyncio.Event()
-    running = asyncio.ensure_future(_measure(place, request, arrival, workload, stop, on_progress))
-    try:
-        result = await asyncio.shield(running)
-    except asyncio.CancelledError:
-        stop.set()
-        result = await running
-        if keep is not None:
-            keep(result)
-        raise
+    async with watched(open_run, on_progress or (lambda ended, planned: None), on_trouble) as tell:
+        running = asyncio.ensure_future(_measure(place, request, arrival, workload, stop, tell))
+        try:
+            result = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            stop.set()
+            result = await running
+            if keep is not None:
+                keep(result)
+            raise
     if keep is not None:
         keep(result)
     return result
@@ -141,7 +147,8 @@ async def _measure(
             )
             used = place.meter.stop()
     counted = await window.close(load.records, place.target.task)
-    return judged(place, request, arrival, workload, load, counted=counted, used=used, is_stopped=stop.is_set())
+    result = judged(place, request, arrival, workload, load, counted=counted, used=used, is_stopped=stop.is_set())
+    return replace(result, facts={**result.facts, "prompt_seed": str(seed)})
 
 
 async def _prompts(place: BenchTarget, workload: Workload, seed: int) -> Iterator[Prompt]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from serving.core.errors import ServingError
 from workbench.cli.bench_options import (
     ApiKeyEnvOption,
     ClientProcessesOption,
@@ -118,21 +119,47 @@ def bench(
         )
     except ValueError as error:
         raise CommandFailed(str(error), Exit.USAGE) from None
-    result = _measured(module, loaded, request)
-    run_id = result.log(heavy("workbench.tracking").Tracker(mlflow_uri(loaded))) if log and loaded else None
+    following = _following(loaded, request) if log and loaded else None
+    result = _measured(module, loaded, request, following)
+    run_id, trouble = _logged(result, following)
     emit(result.to_json() | {"mlflow_run_id": run_id}, as_json, lambda: _show(result, run_id))
+    if trouble is not None:
+        raise CommandFailed(f"measured, but MLflow did not take it: {trouble}")
     if result.is_interrupted:
         raise CommandFailed("interrupted; the figures are of what had been measured by then", Exit.INTERRUPTED)
     if result.invalid is not None:
         raise CommandFailed(f"the figures do not count: {result.invalid}")
 
 
-def _measured(module: Any, config: WorkbenchConfig | None, request: Any) -> Any:
+def _following(config: WorkbenchConfig, request: Any) -> Any:
+    tracker = heavy("workbench.tracking").Tracker(mlflow_uri(config))
+    return heavy("workbench.benchmark.logged").Following(tracker, request)
+
+
+def _logged(result: Any, following: Any) -> tuple[str | None, str | None]:
+    """The run's id, or why MLflow did not take it."""
+    if following is None:
+        return None, None
+    try:
+        return following.log(result), None
+    except ServingError as error:
+        return None, error.message
+
+
+def _measured(module: Any, config: WorkbenchConfig | None, request: Any, following: Any) -> Any:
     """The result, also of a run that Ctrl-C ended."""
     kept: list[Any] = []
+    measuring = module.abench(
+        config,
+        request,
+        on_progress=requests_printer(request.model),
+        keep=kept.append,
+        open_run=None if following is None else following.open_run,
+        on_trouble=lambda trouble: err.print(f"MLflow does not follow it: {trouble}", highlight=False, markup=False),
+    )
     try:
         with module.keeping(kept):
-            run(module.abench(config, request, on_progress=requests_printer(request.model), keep=kept.append))
+            run(measuring)
     except module.SpecError as error:
         raise CommandFailed(str(error), Exit.USAGE) from None
     except module.WorkloadError as error:

@@ -76,9 +76,13 @@ def tune(
         return
     refuse_company(loaded, tuning.pool)
     found = run(on_pool.run_tuning(loaded, tuning, on_change=_say, on_trial=_tell))
+    run_id, trouble = heavy("workbench.tuning.logged").log_tuning(loaded, tuning, found)
+    if trouble is not None:
+        err.print(f"[yellow]not in MLflow[/] {trouble}")
     data = {
         "reason": found.reason,
         "folder": str(tuning.folder),
+        "mlflow_run_id": run_id,
         "best": None if found.best is None else dict(found.best.flags),
     }
     data["ties"] = [dict(trial.flags) for trial in found.ties]

@@ -5,15 +5,17 @@ wish → question (the hardware class's SLO where none is given) → replica hel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from serving.clock import SystemClock
 from serving.core.errors import ServingError
 from workbench.config import Slo, WorkbenchConfig
 from workbench.loadgen import Vocabulary
-from workbench.slo.search import SearchPlan, verdict
+from workbench.run_fields import RunFields, content_key
+from workbench.slo.search import Probe, SearchPlan, verdict
 from workbench.slo.searching import (
     MIN_REQUESTS,
+    SEARCH_FILE,
     LoadKind,
     OnStep,
     SearchStep,
@@ -120,23 +122,47 @@ async def search_on_stack(
 
 
 def log_answer(config: WorkbenchConfig, model: str, answer: SloAnswer) -> tuple[str | None, str | None]:
-    """The search as a run of the model's benchmarks: its run id, else why MLflow did not take it (it is on disk)."""
-    found = answer.capacity
-    bounds = {"slo_load": found.load, "slo_load/ci_low": found.low, "slo_load/ci_high": found.high}
-    metrics = {name: value for name, value in bounds.items() if value is not None}
+    """The search as a run of the model's benchmarks, each cell nested: its run id, else why MLflow did not take it."""
+    parent, children = search_fields(model, answer)
+    experiment = f"benchmarks/{model.partition('@')[0]}"
     try:
-        run_id = Tracker(mlflow_uri(config)).log_run(
-            f"benchmarks/{model.partition('@')[0]}",
-            f"SLO search of {model}",
-            tags={"kind": "slo-search", "ending": found.ending.value, "reason": found.reason},
-            metrics=metrics | {"num_cells": float(found.num_cells)},
-            files={"slo_search": [answer.folder / "search.json"]},
-        )
+        tracker = Tracker(mlflow_uri(config))
+        run_id = tracker.log_family(experiment, parent, children, {"slo_search": [answer.folder / SEARCH_FILE]})
     except NotRunning as error:
         return None, str(error)
     except ServingError as error:
         return None, error.message
     return run_id, None
+
+
+def search_fields(model: str, answer: SloAnswer) -> tuple[RunFields, list[RunFields]]:
+    """The search's run and one of each cell. A search that goes on is the same run, one that began anew another."""
+    found = answer.capacity
+    children = [
+        RunFields(
+            key=f"{number}-{content_key(asdict(probe))}",
+            name=f"cell {number}: load {probe.load:g}",
+            tags={"kind": "slo-probe", "slo": verdict(probe).value, "complete": str(probe.is_complete).lower()},
+            params={"load": probe.load},
+            metrics={"load": probe.load} | _figures(probe),
+        )
+        for number, probe in enumerate(answer.probes, start=1)
+    ]
+    bounds = {"slo_load": found.load, "slo_load/ci_low": found.low, "slo_load/ci_high": found.high}
+    parent = RunFields(
+        key=f"{answer.folder.name}/{children[0].key if children else 'empty'}",
+        name=f"SLO search of {model}",
+        tags={"kind": "slo-search", "ending": found.ending.value, "reason": found.reason},
+        metrics={name: value for name, value in bounds.items() if value is not None}
+        | {"num_cells": float(found.num_cells)},
+        is_failed=found.load is None,
+    )
+    return parent, children
+
+
+def _figures(probe: Probe) -> dict[str, float]:
+    p_kept = {f"{reading.name}/p_kept": reading.p_kept for reading in probe.readings}
+    return p_kept | {f"{reading.name}/score": reading.score for reading in probe.readings}
 
 
 def told(step: SearchStep) -> str:

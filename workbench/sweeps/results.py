@@ -39,11 +39,15 @@ class ResultsBroken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoggedRuns:
-    """Where a sweep is in MLflow: its parent run, and the run of each measurement by its id."""
+    """Where a sweep is in MLflow: its parent run, and the run of each measurement by its id.
+
+    `attempts` are runs of cells that were being measured when this was written, by the cell's id.
+    """
 
     tracking_uri: str
     parent_run_id: str
     runs: Mapping[str, str] = field(default_factory=dict)
+    attempts: Mapping[str, str] = field(default_factory=dict)
 
 
 class ResultsFolder:

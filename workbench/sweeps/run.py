@@ -28,6 +28,7 @@ from serving.engine.scrape import scrape
 from workbench.loadgen import Vocabulary, run_load
 from workbench.measurement.measure import CellMeter, ReplicaBusy, ReplicaLost
 from workbench.measurement.metered import meter_of
+from workbench.measurement.watched import LiveMeasurement, watched
 from workbench.provenance import git_commit
 from workbench.sweeps.cells import CellKind, CellResult, CellSpec, MeasuredReplica, Shape
 from workbench.sweeps.limits import SkippedCell, SweepLimits, estimates, saturated
@@ -83,6 +84,10 @@ class SweepTracker(Protocol):
 
     def log_sweep(self, folder: ResultsFolder) -> LoggedSweep:
         """Logs what is not there yet, exactly once. Raises ServingError when MLflow is down or refuses."""
+        ...
+
+    def start_cell(self, folder: ResultsFolder, cell_id: str) -> LiveMeasurement:
+        """A run that follows the cell. Raises ServingError when MLflow is down or refuses."""
         ...
 
 
@@ -258,7 +263,8 @@ class _Sweep:
             def on_requests(done: int, total: int, cell_id: str = spec.cell_id) -> None:
                 self._tell(ProgressKind.REQUESTS, "", cell_id, done=done, total=total)
 
-            cell, load = await meter.measure(spec, on_requests)
+            async with watched(self._opener(spec), on_requests, self._mlflow_fails) as tell:
+                cell, load = await meter.measure(spec, tell)
             self.folder.write_cell(cell, load.records)
             self.cells[spec.cell_id] = cell
             self.spent_s += meter.clock.monotonic_s() - began_s
@@ -287,17 +293,23 @@ class _Sweep:
         return None if reason is None else SkippedCell(spec, reason, is_final=False)
 
     async def bring_to_mlflow(self) -> None:
-        """Logs what MLflow lacks. Not beside a measurement: the client would take time from it."""
+        """Logs what MLflow lacks. Not beside a measurement, where a few numbers alone go there (watched.py)."""
         if self.tracker is None:
             return
         try:
             await asyncio.to_thread(self.tracker.log_sweep, self.folder)
         except ServingError as error:
-            if self.mlflow_error != error.message:
-                self._tell(ProgressKind.NOTE, f"results stay in {self.folder.path} for now: {error.message}")
-            self.mlflow_error = error.message
+            self._mlflow_fails(error.message)
         else:
             self.mlflow_error = None
+
+    def _opener(self, spec: CellSpec) -> Callable[[], LiveMeasurement] | None:
+        return None if self.tracker is None else partial(self.tracker.start_cell, self.folder, spec.cell_id)
+
+    def _mlflow_fails(self, message: str) -> None:
+        if self.mlflow_error != message:
+            self._tell(ProgressKind.NOTE, f"results stay in {self.folder.path} for now: {message}")
+        self.mlflow_error = message
 
     def result(self) -> SweepResult:
         """What came out."""

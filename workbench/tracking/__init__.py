@@ -9,6 +9,8 @@ over what is missing there. So a server that is down costs nothing but time, and
 cut off in the middle, finds its runs by their ids and makes no second ones.
 """
 
+from workbench.tracking.inputs import Inputs
+from workbench.tracking.live import LiveRun
 from workbench.tracking.tracker import Logged, Tracker
 
-__all__ = ["Logged", "Tracker"]
+__all__ = ["Inputs", "LiveRun", "Logged", "Tracker"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from serving.control.registry import experiment, mlflow_client, mlflow_errors
@@ -19,12 +19,15 @@ from workbench.costs import schema
 from workbench.costs.schema import CostTableRow
 from workbench.costs.table import CostTable, MeasuredCell
 from workbench.provenance import git_commit
-from workbench.run_fields import PARENT_RUN, TAG_CELL_KEY, TAG_KIND, TAG_VALID
+from workbench.run_fields import KIND_ATTEMPT, PARENT_RUN, TAG_CELL_KEY, TAG_KIND, TAG_VALID, RunFields
 from workbench.sweeps.cells import CellResult
 from workbench.sweeps.results import LoggedRuns, ResultsBroken, ResultsFolder, folders
+from workbench.tracking.family import log_family
+from workbench.tracking.inputs import Inputs, log_inputs
+from workbench.tracking.live import LiveRun
 from workbench.tracking.names import BENCHMARKS, COST_TABLE_FOLDER, COST_TABLES
 from workbench.tracking.reading import artifact, found_runs, measured, run_row
-from workbench.tracking.sweep_runs import log_cell, parent_run, sweep_of
+from workbench.tracking.sweep_runs import log_cell, parent_run, start_attempt, sweep_of
 from workbench.tracking.values import log_values
 
 
@@ -55,16 +58,12 @@ class Tracker:
             ResultsBroken: a file of the sweep cannot be read.
         """
         with self._client() as client:
-            sweep = sweep_of(folder)
-            experiment_id = experiment(client, BENCHMARKS + str(sweep["replica"]["model"]))
-            logged = folder.logged()
-            if logged is None or not self._holds(client, logged):
-                logged = LoggedRuns(self.tracking_uri, parent_run(client, experiment_id, folder, sweep))
+            experiment_id, logged = self._opened(client, folder)
             new: dict[str, str] = {}
             for cell in folder.cells():
                 if cell.measurement_id in logged.runs:
                     continue
-                run_id = log_cell(client, experiment_id, logged.parent_run_id, folder, cell)
+                run_id = log_cell(client, experiment_id, logged, folder, cell)
                 new[cell.measurement_id] = run_id
                 logged = replace(logged, runs={**logged.runs, cell.measurement_id: run_id})
                 folder.write_logged(logged)
@@ -72,6 +71,34 @@ class Tracker:
                 client.set_terminated(logged.parent_run_id)
             folder.write_logged(logged)
             return Logged(new, (logged.parent_run_id,))
+
+    def start_cell(self, folder: ResultsFolder, cell_id: str) -> LiveRun:
+        """A run for a cell that is about to be measured; `log_sweep` puts the measurement into it.
+
+        Raises:
+            ResultsBroken: a file of the sweep cannot be read.
+        """
+        with self._client() as client:
+            experiment_id, logged = self._opened(client, folder)
+            run_id = start_attempt(client, experiment_id, logged, folder.sweep_digest, cell_id)
+            folder.write_logged(replace(logged, attempts={**logged.attempts, cell_id: run_id}))
+            return LiveRun(client, run_id)
+
+    def start_run(self, experiment_name: str, run_name: str, *, tags: Mapping[str, str] | None = None) -> LiveRun:
+        """A run for what is about to be measured; `log_run` with its id completes it."""
+        with self._client() as client:
+            experiment_id = experiment(client, experiment_name)
+            all_tags = {TAG_KIND: KIND_ATTEMPT, "commit": git_commit(), **(tags or {})}
+            return LiveRun(client, client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id)
+
+    def _opened(self, client: MlflowClient, folder: ResultsFolder) -> tuple[str, LoggedRuns]:
+        """The sweep's experiment, and what is in MLflow of it: its parent run at least."""
+        sweep = sweep_of(folder)
+        experiment_id = experiment(client, BENCHMARKS + str(sweep["replica"]["model"]))
+        logged = folder.logged()
+        if logged is None or not self._holds(client, logged):
+            logged = LoggedRuns(self.tracking_uri, parent_run(client, experiment_id, folder, sweep))
+        return experiment_id, logged
 
     def log_pending(self, results_dir: Path) -> Logged:
         """Logs whatever any sweep under `results_dir` still keeps for MLflow.
@@ -150,7 +177,9 @@ class Tracker:
             found = [run] if run.data.tags.get(TAG_KIND) == "cell" else []
             if run.data.tags.get(TAG_KIND) == "sweep":
                 name = client.get_experiment(run.info.experiment_id).name
-                found = list(found_runs(client, [name], f"tags.`{PARENT_RUN}` = '{run_id}'"))
+                found = list(
+                    found_runs(client, [name], f"tags.{TAG_KIND} = 'cell' and tags.`{PARENT_RUN}` = '{run_id}'")
+                )
             return [measured(client, cell, Path(scratch)).result for cell in found]
 
     def log_cost_table(self, table: CostTable, *, params: Mapping[str, object] | None = None) -> str:
@@ -194,8 +223,20 @@ class Tracker:
         params: Mapping[str, object] | None = None,
         metrics: Mapping[str, float] | None = None,
         files: Mapping[str, Sequence[Path]] | None = None,
+        inputs: Inputs | None = None,
+        run_id: str | None = None,
     ) -> str:
-        """Logs a finished run of any experiment; `files` are artifacts by folder. Returns the run's id.
+        """Logs a finished run of any experiment; returns its id.
+
+        Args:
+            experiment_name: made when there is none.
+            run_name: what people read.
+            tags: of the run.
+            params: of the run.
+            metrics: finite ones.
+            files: artifacts by folder.
+            inputs: dataset and model that it was measured on.
+            run_id: a run of `start_run` to complete instead of a new one.
 
         Raises:
             ValueError: a metric is NaN or infinite.
@@ -203,13 +244,29 @@ class Tracker:
         with self._client() as client:
             experiment_id = experiment(client, experiment_name)
             all_tags = {"commit": git_commit(), **(tags or {})}
-            run_id = client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id
+            if run_id is None:
+                run_id = str(client.create_run(experiment_id, run_name=run_name, tags=all_tags).info.run_id)
+            else:
+                client.log_batch(run_id, tags=[RunTag(name, value) for name, value in all_tags.items()])
+            if inputs is not None:
+                log_inputs(client, experiment_id, run_id, inputs)
             log_values(client, run_id, params or {}, metrics or {})
             for folder, paths in (files or {}).items():
                 for path in paths:
                     client.log_artifact(run_id, str(path), folder)
             client.set_terminated(run_id)
-            return str(run_id)
+            return run_id
+
+    def log_family(
+        self,
+        experiment_name: str,
+        parent: RunFields,
+        children: Sequence[RunFields],
+        files: Mapping[str, Sequence[Path]] | None = None,
+    ) -> str:
+        """Logs a run with nested ones; called again it adds what is new. Returns the parent's id."""
+        with self._client() as client:
+            return log_family(client, experiment(client, experiment_name), parent, children, files or {})
 
     def log_files(self, run_id: str, paths: Sequence[Path], folder: str) -> None:
         """Adds artifacts to a run, such as an executed notebook to its sweep."""

@@ -62,7 +62,7 @@ async def tune(plan: TuningPlan, bench: Bench, folder: Path, on_trial: Callable[
         ValueError: what lies in `folder` is of another plan.
         OSError: a trial cannot be written.
     """
-    trials = _read(folder / TUNING_FILE, plan)
+    trials = kept_trials(folder, plan)
     while isinstance(step := next_step(plan, trials), Try):
         trial = await bench(step)
         trials.append(trial)
@@ -168,7 +168,9 @@ def trial_of(wanted: Try, cell: CellResult) -> Trial:
     return Trial(wanted.flags, wanted.rung, goodput, low, high)
 
 
-def _read(path: Path, plan: TuningPlan) -> list[Trial]:
+def kept_trials(folder: Path, plan: TuningPlan) -> list[Trial]:
+    """The trials so far. Raises ValueError where they are of another plan."""
+    path = folder / TUNING_FILE
     if not path.exists():
         return []
     data = json.loads(path.read_text("utf-8"))
