@@ -72,20 +72,10 @@ def bench(
         NotRunning, NotFound, Unavailable, WorkloadError: as `workbench.benchmark.target`.
     """
     request = BenchRequest(
-        model=model,
-        load=load,
-        workload=workload,
-        num_requests=num_requests,
-        max_duration_s=max_duration_s,
-        target=TargetKind(target),
-        url=url,
-        api_key=api_key,
-        tokenizer=tokenizer,
-        num_units=num_units,
-        usd_per_hour=usd_per_hour,
-        slo=slo,
-        client_processes=client_processes,
-    )
+        model=model, load=load, workload=workload, num_requests=num_requests, max_duration_s=max_duration_s,
+        target=TargetKind(target), url=url, api_key=api_key, tokenizer=tokenizer, num_units=num_units,
+        usd_per_hour=usd_per_hour, slo=slo, client_processes=client_processes,
+    )  # fmt: skip
     kept: list[BenchResult] = []
     following = _following(request) if log else None
     with keeping(kept):

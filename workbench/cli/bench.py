@@ -123,12 +123,17 @@ def bench(
     result = _measured(module, loaded, request, following)
     run_id, trouble = _logged(result, following)
     emit(result.to_json() | {"mlflow_run_id": run_id}, as_json, lambda: _show(result, run_id))
-    if trouble is not None:
-        raise CommandFailed(f"measured, but MLflow did not take it: {trouble}")
+    _judge(result, trouble)
+
+
+def _judge(result: Any, trouble: str | None) -> None:
+    """Raises CommandFailed where the figures do not count, or are not where they should be."""
     if result.is_interrupted:
         raise CommandFailed("interrupted; the figures are of what had been measured by then", Exit.INTERRUPTED)
     if result.invalid is not None:
         raise CommandFailed(f"the figures do not count: {result.invalid}")
+    if trouble is not None:
+        raise CommandFailed(f"measured, but MLflow did not take it: {trouble}")
 
 
 def _following(config: WorkbenchConfig, request: Any) -> Any:
