@@ -23,7 +23,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from evals.readings import Answer, Reading
+from evals.readings import HASHED, Answer, Reading
 
 SIGNIFICANCE = 0.01
 EXACT_PAIRS = 12
@@ -157,7 +157,7 @@ def compare(reference: Reading, floor: Reading, reading: Reading) -> Drift:
 def _hashes(reference: Reading, reading: Reading) -> tuple[list[tuple[Action, str]], list[str]]:
     tripped: list[tuple[Action, str]] = []
     not_seen = []
-    for name in ("token_ids", "settings"):
+    for name in HASHED:
         before, now = getattr(reference, name), getattr(reading, name)
         if before is None or now is None:
             not_seen.append(name)

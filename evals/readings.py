@@ -27,6 +27,8 @@ ANSWER_TOKENS = 64
 KL_CONCURRENCY = 4
 TIMEOUT_S = 300.0
 TOKEN_PREFIX = "token_id:"
+HASHED = ("token_ids", "settings")
+"""Fields of a reading that are equal or not; None where nobody could see them."""
 PROMPTS = (*SHORT, *LONG)
 _SETTING_FILES = ("generation_config.json",)
 _STOP_FIELDS = ("eos_token", "eos_token_id", "stop_strings")

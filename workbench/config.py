@@ -38,6 +38,7 @@ from serving.core.tenancy import AuthMode
 from serving.engine.fake.settings import FakeSettings
 from serving.engine.flags import EngineFlags
 from serving.settings import is_loopback
+from workbench.config_gates import GatesConfig
 from workbench.config_gateway import GatewayConfig
 from workbench.config_layers import ENV_PREFIX, ConfigError, Port, Strict, merge, overlay_env, parse_yaml, unknown
 from workbench.config_releases import ReleasesConfig
@@ -224,6 +225,7 @@ class WorkbenchConfig(Strict):
     hardware: dict[str, HardwareClass] = Field(default_factory=dict)
     slo: SloConfig = SloConfig()
     gateway: GatewayConfig = GatewayConfig()
+    gates: GatesConfig = GatesConfig()
     mlflow: MlflowConfig = MlflowConfig()
     stores: StoresConfig = StoresConfig()
     lab: LabConfig = LabConfig()

@@ -98,7 +98,7 @@ class Trips:
 
 def flips(runs: Sequence[SuiteRuns], *, at_most: int = MAX_FLIPS) -> list[Flip]:
     """Items whose score changed, those that were lost first, spread over the tasks; from evaluation sets alone."""
-    found: dict[tuple[bool, str], list[Flip]] = {}
+    found: dict[tuple[bool, bool, str], list[Flip]] = {}
     for one in runs:
         if one.champion is None or one.candidate is None:
             continue
@@ -118,19 +118,16 @@ def flips(runs: Sequence[SuiteRuns], *, at_most: int = MAX_FLIPS) -> list[Flip]:
                 candidate=other.answer,
                 is_lost=other.score < mine.score,
             )
-            found.setdefault((not flip.is_lost, mine.task), []).append(flip)
+            found.setdefault((not flip.is_lost, mine.answer is None, mine.task), []).append(flip)
     return list(_in_turn(found))[:at_most]
 
 
-def _in_turn(groups: Mapping[tuple[bool, str], list[Flip]]) -> Iterator[Flip]:
-    """Lost ones of each task in turn, generated answers first, then won ones."""
-    for is_won in (False, True):
-        queues = [
-            sorted(group, key=lambda flip: flip.champion is None)
-            for (won, _), group in sorted(groups.items(), key=lambda entry: entry[0])
-            if won is is_won
-        ]
-        for position in range(max(map(len, queues), default=0)):
+def _in_turn(groups: Mapping[tuple[bool, bool, str], list[Flip]]) -> Iterator[Flip]:
+    """Lost ones first, those with answers to read before the others, the tasks in turn."""
+    kinds = sorted({group[:2] for group in groups})
+    for kind in kinds:
+        queues = [groups[group] for group in sorted(groups) if group[:2] == kind]
+        for position in range(max(map(len, queues))):
             yield from (queue[position] for queue in queues if position < len(queue))
 
 

@@ -22,11 +22,18 @@ from serving.core.state import Task
 from workbench import stats
 from workbench.comparison.cells import DEFAULT_METRICS, is_higher_better
 from workbench.costs.table import MeasuredCell, PricedHardware, build
-from workbench.sweeps.cells import CellResult
+from workbench.sweeps.cells import CellResult, TargetKind
 from workbench.sweeps.frames import LOAD_KINDS
 
 _Z95 = NormalDist().inv_cdf(0.975)
 _NO_CHANCE = 1e-12  # of a half-width that is 0: nothing varied
+LABELS = {
+    "output_tokens_per_s_per_gpu": "output tokens/s per GPU or core",
+    "prompt_tokens_per_s_per_gpu": "input tokens/s per GPU or core",
+    "usd_per_million_output_tokens": "USD a million output tokens",
+    "usd_per_million_input_tokens": "USD a million input tokens",
+    "usd_per_million_cached_input_tokens": "USD a million cached input tokens",
+}
 Measured = tuple[float, float, float]
 """A value and the ends of its 95 % interval."""
 
@@ -94,11 +101,11 @@ def cost(
     figures = []
     for key in both:
         mine, theirs = sides[0][key], sides[1][key]
-        cell = f"{key[2]} in, {key[3]} out, {key[4]} at once" + (", gateway" if key[1] == "gateway" else "")
+        load = _load(key[2], key[3], key[4], through_gateway=key[1] == TargetKind.GATEWAY)
         for metric in policy.cost_metrics:
             prices = [_price(getattr(row, metric), row.output_tokens_per_s_per_gpu or row.prefill_tokens_per_s_per_gpu,
                              row.ci_low, row.ci_high) for row in (mine, theirs)]  # fmt: skip
-            name = f"{metric}, {cell}"
+            name = f"{LABELS[metric]}, {load}"
             figures.append(
                 ratio(metric, name, "USD", prices[0], prices[1], policy.cost_tolerance, lower_is_better=True)
             )
@@ -176,10 +183,30 @@ def _tested(figure: Figure, moved: float, low: float, high: float, limit: float)
 
 def _metric(name: str, mine: CellResult, theirs: CellResult, tolerance: float) -> Figure:
     lower_is_better = not is_higher_better(name)
-    label = f"{name}, {mine.spec.cell_id}"
+    spec = mine.spec
+    load = _load(
+        spec.shape.num_prompt_tokens,
+        spec.shape.num_output_tokens,
+        spec.concurrency,
+        through_gateway=spec.target is TargetKind.GATEWAY,
+    )
+    label = f"{_label(name)}, {load}"
     unit = "s" if name.partition("/")[0].endswith("_s") and lower_is_better else ""
     sides = [_measured(cell, name) for cell in (mine, theirs)]
     return ratio(name, label, unit, sides[0], sides[1], tolerance, lower_is_better=lower_is_better)
+
+
+def _label(name: str) -> str:
+    """`ttft_s/p50` as TTFT P50."""
+    if name in LABELS:
+        return LABELS[name]
+    base, _, of = name.partition("/")
+    plain = base.removesuffix("_s").upper() if base.endswith("_s") and "_per_" not in base else base.replace("_", " ")
+    return f"{plain} {of.upper()}".strip()
+
+
+def _load(num_prompt: int, num_output: int, concurrency: int, *, through_gateway: bool) -> str:
+    return f"{num_prompt} in, {num_output} out, {concurrency} at once" + (", gateway" if through_gateway else "")
 
 
 def _measured(cell: CellResult, name: str) -> Measured | None:

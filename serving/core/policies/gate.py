@@ -27,6 +27,7 @@ from typing import Any
 from serving.core.sequential import Verdict
 
 DAY_S = 86_400.0
+MAX_REASONS = 3
 
 
 class Gate(StrEnum):
@@ -257,7 +258,9 @@ def judge(
     if verdict is Verdict.PASS:
         return GateVerdict(verdict, "within every tolerance", judged)
     said = [f"{one.figure.name}: {one.reason}" for one in counted if one.verdict is verdict]
-    return GateVerdict(verdict, "; ".join(said if verdict is Verdict.FAIL else missing + said), judged)
+    why = said if verdict is Verdict.FAIL else missing + said
+    more = f"; and {len(why) - MAX_REASONS} more" if len(why) > MAX_REASONS else ""
+    return GateVerdict(verdict, "; ".join(why[:MAX_REASONS]) + more, judged)
 
 
 def canonical(content: Any) -> bytes:
