@@ -151,6 +151,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The end of a response without a length, or the loss of one."""
         self._on_closed(self)
+        del self._parser  # which holds this connection: a cycle, for which a load client would need full collections
         if self._watch is not None:
             self._watch.cancel()
         response, self._response = self._response, None

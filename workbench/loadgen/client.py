@@ -136,9 +136,11 @@ async def fetch(
         await response.ended()
     except ConnectFailed as error:
         failure, detail = FailureKind.CONNECT, error.message
+        error.with_traceback(None)  # whose frames hold the error: a cycle, which only a full collection would find
     except ConnectionLost as error:
         is_late = error.code is ErrorCode.UPSTREAM_TIMEOUT
         failure, detail = FailureKind.TIMEOUT if is_late else FailureKind.LOST, error.message
+        error.with_traceback(None)
     except asyncio.CancelledError:
         failure, detail = FailureKind.CUT_OFF, "still running when the run had to end"
         if response is not None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PRIORITY = 1
+NEVER = 10**9
 
 
 def prefer(pid: int = 0) -> bool:
@@ -30,9 +31,10 @@ def prefer(pid: int = 0) -> bool:
 
 @contextmanager
 def quiet_process(*, collects: bool = True) -> Iterator[bool]:
-    """While open, this thread is preferred, and what is in memory by now is left out of garbage collection.
+    """While open, this thread is preferred, and garbage collection keeps to what was made a moment ago.
 
-    A full collection would stop all streams' stamps for as long as it takes.
+    A full collection would stop all streams' stamps for as long as it takes: 10 to 40 ms amid 2,000 streams. A run
+    without failures leaves no garbage that needs one; what does is collected after the run.
 
     Args:
         collects: whether garbage is collected first, which takes some hundredths of a second.
@@ -46,8 +48,23 @@ def quiet_process(*, collects: bool = True) -> Iterator[bool]:
     gc.freeze()
     try:
         is_real_time = prefer()
-        yield is_real_time
+        with _youngest_only():
+            yield is_real_time
     finally:
         if is_real_time:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         gc.unfreeze()
+
+
+@contextmanager
+def _youngest_only() -> Iterator[None]:
+    """While open, only the youngest generation is collected; of runs at once in a process, the first has the say."""
+    thresholds = gc.get_threshold()
+    if thresholds[1] == NEVER:
+        yield
+        return
+    gc.set_threshold(thresholds[0], NEVER, thresholds[2])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from serving.engine.fake.agenda import Agenda, Entry
 from serving.engine.fake.http import HttpConnection
 from serving.engine.fake.language import block_hashes
 from serving.engine.fake.openai import Answer, Generate, Kind, error_body
@@ -43,6 +44,7 @@ class Generation:
         settings: FakeSettings,
         faults: Faults,
         scheduler: Scheduler,
+        agenda: Agenda,
         paused: set[Generation],
         on_change: Callable[[], None],
         on_end: Callable[[RequestLog, str], None],
@@ -53,6 +55,7 @@ class Generation:
         self._settings = settings
         self._faults = faults
         self._scheduler = scheduler
+        self._agenda = agenda
         self._paused = paused
         self._pauses_after = faults.pause_after_tokens
         self._on_change = on_change
@@ -63,7 +66,7 @@ class Generation:
         self._num_tokens = 0 if faults.no_token else len(request.tokens)
         self._num_emitted = 0
         self._deadline_s = 0.0
-        self._step_timer: asyncio.TimerHandle | None = None
+        self._step_timer: Entry | None = None
         self._other_timers: list[asyncio.TimerHandle] = []  # a few at most; those that fired stay
         self._is_released = False
         self._scheduled = ScheduledRequest(
@@ -110,7 +113,7 @@ class Generation:
         num_computed = self._scheduled.num_prompt_tokens - self._scheduled.num_cached_tokens
         prefill_ms = base_ms + num_computed * self._settings.prefill_ms_per_token
         self._deadline_s = self._loop.time() + prefill_ms / 1000
-        self._step_timer = self._loop.call_at(self._deadline_s, self._on_first_step)
+        self._step_timer = self._agenda.at(self._deadline_s, self._on_first_step)
 
     def _on_first_step(self) -> None:
         has_role = self._request.stream and self._request.kind is Kind.CHAT
@@ -140,7 +143,7 @@ class Generation:
 
     def _schedule_step(self) -> None:
         self._deadline_s += self._step_s() * self._tokens_per_chunk
-        self._step_timer = self._loop.call_at(self._deadline_s, self._step)
+        self._step_timer = self._agenda.at(self._deadline_s, self._step)
 
     def resume(self) -> None:
         """Goes on from a pause; the next step takes its time from now."""

@@ -49,7 +49,14 @@ class HttpConnection(asyncio.Protocol):
         self._request = Request()
         self._is_busy = False
         self._keep_alive = True
+        self._is_lost = False
         self._received_at_s = 0.0
+
+    def answer(self, begin: Callable[[], None]) -> None:
+        """Begins the answer by `begin`; if the peer has left by now, whoever answers is told right after."""
+        begin()
+        if self._is_lost:
+            self._tell_lost()
 
     # ---- writing
 
@@ -117,10 +124,14 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left, or the socket was closed here."""
+        self._is_lost = True
+        self._tell_lost()
+        self._on_closed(self)
+
+    def _tell_lost(self) -> None:
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
             on_lost()
-        self._on_closed(self)
 
     # ---- called by the parser
 

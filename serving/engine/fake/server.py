@@ -12,6 +12,7 @@ import orjson
 from pydantic import ValidationError
 
 from serving.core.errors import BadRequest, ServingError
+from serving.engine.fake.agenda import Agenda
 from serving.engine.fake.embed import Embedding
 from serving.engine.fake.generation import Generation
 from serving.engine.fake.http import HttpConnection, Request
@@ -46,6 +47,7 @@ class FakeEngine:
         self.faults: ServerFaults | None = None
         self.scheduler = Scheduler(self.settings)
         self.port = self.settings.port
+        self._agenda = Agenda()
         self._server: asyncio.Server | None = None
         self._connections: set[HttpConnection] = set()
         self._paused: set[Generation] = set()
@@ -122,6 +124,11 @@ class FakeEngine:
         self._changed.set()
 
     def _on_request(self, connection: HttpConnection, request: Request) -> None:
+        """Answers when its turn comes: those that came with it are read, and so stamped, before that."""
+        now_s = asyncio.get_running_loop().time()
+        self._agenda.at(now_s, lambda: connection.answer(lambda: self._answer(connection, request)))
+
+    def _answer(self, connection: HttpConnection, request: Request) -> None:
         path = request.path.partition("?")[0]
         handler = self._routes.get((request.method, path))
         try:
@@ -148,6 +155,7 @@ class FakeEngine:
                 settings=self.settings,
                 faults=faults,
                 scheduler=self.scheduler,
+                agenda=self._agenda,
                 paused=self._paused,
                 on_change=self._changed.set,
                 on_end=self._end_log,
