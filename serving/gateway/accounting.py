@@ -16,6 +16,7 @@ from serving.core.errors import (
     ServingError,
     Unavailable,
 )
+from serving.core.policies.cost import most_tokens_done
 from serving.core.policies.pricing import Prices, Tokens
 from serving.core.ports import Clock
 from serving.core.state import PoolView
@@ -104,15 +105,17 @@ class Outcome:
         """Whether an engine may have worked for it: it was sent there, and not turned away."""
         return self.choice is not None and not isinstance(self.error, _TURNED_AWAY)
 
-    def num_tokens_to_settle(self, usage: Usage | None) -> int:
-        """For the limits: what was used; all that was reserved where the client ended it before an answer came.
+    def num_tokens_to_settle(self, usage: Usage | None, now_s: float) -> int:
+        """For the limits: what was used; the most that can have been where the client ended it before an answer came.
 
         Else who ends requests shortly before their answers would have them for nothing.
         """
         if usage is None:
             return 0
-        if self.answer is None and self.call is not None and isinstance(self.error, ClientGone | DeadlineExceeded):
-            return self.call.view.num_tokens
+        call, choice = self.call, self.choice
+        is_unreported = self.answer is None and isinstance(self.error, ClientGone | DeadlineExceeded)
+        if is_unreported and call is not None and choice is not None:
+            return most_tokens_done(call.view, choice.pool.cost_rows, now_s - choice.at_s, call.num_choices)
         return usage.num_prompt_tokens + usage.num_output_tokens
 
     @property
@@ -190,7 +193,7 @@ class Accounts:
         usage, now_s = outcome.usage, self.clock.now_s()
         usd = self._usd(outcome, usage, now_s)
         if outcome.hold is not None:
-            outcome.hold.settle(outcome.num_tokens_to_settle(usage), usd)
+            outcome.hold.settle(outcome.num_tokens_to_settle(usage, now_s), usd)
         code = "ok" if outcome.error is None else str(outcome.error.code)
         self._count(outcome, usage, usd, code, ended_at_s)
         if self._spool is not None and outcome.asked is not None:

@@ -242,6 +242,17 @@ async def test_grants_decide_and_tenants_are_kept_apart(
     assert (await get(gateway, "/v1/models")).status == 401
 
 
+async def test_a_request_runs_in_a_region_that_its_tenant_grants_or_not_at_all(
+    make_gateway: MakeGateway, engine: FakeEngine, tmp_path: Path
+) -> None:
+    here, there = (Tenant(region, models=("m",), regions=(region,)) for region in ("local", "eu"))
+    gateway, (key, other_key) = await with_tenants(make_gateway, engine, tmp_path, here, there)
+    assert (await post(gateway, CHAT, chat(), [(b"authorization", key)])).status == 200
+    refused = await post(gateway, CHAT, chat(), [(b"authorization", other_key)])
+    assert (refused.status, refused.json["error"]["code"]) == (503, "no_replica")
+    assert len(engine.log.ended) == 1
+
+
 async def test_a_refused_body_of_a_stranger_is_told_about_the_key_first(
     make_gateway: MakeGateway, engine: FakeEngine, tmp_path: Path
 ) -> None:

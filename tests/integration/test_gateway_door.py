@@ -32,6 +32,7 @@ ROW = a_row(
     usd_per_million_input_tokens=USD_PER_TOKEN * 1e6,
     usd_per_million_output_tokens=USD_PER_TOKEN * 1e6,
     usd_per_million_cached_input_tokens=None,
+    tpot_p50_s=2.0,
 )
 
 
@@ -120,6 +121,22 @@ async def test_what_was_not_used_is_free_again(door: Door) -> None:
     answer = await door.ask(door.second, "tokens", max_tokens=300)
     assert answer.status == 200
     assert int(answer.headers["x-ratelimit-remaining-tokens"]) < 100
+
+
+async def test_a_unary_client_that_leaves_is_settled_for_the_time_that_it_took(door: Door) -> None:
+    body = chat(max_tokens=380, fake={"hang_after_tokens": 2})
+    leaving = begin_post(door.first, CHAT, body, [(b"authorization", door.headers["tokens"])])
+    await door.engine.wait_until(lambda e: bool(e.log.active))
+    leaving.leave()
+    await leaving.done()
+    for _ in range(100):  # reserved 388 of 400, and a token is measured to take two seconds
+        answer = await door.ask(door.second, "tokens", max_tokens=300)
+        if answer.status == 200:
+            break
+        await asyncio.sleep(0.02)
+    assert answer.status == 200, answer.json
+    (event,) = [event for event in door.events() if event.waste is not None]
+    assert (event.waste, event.num_output_tokens, event.exact) == (Waste.ABANDONED, 0, False)
 
 
 async def test_requests_alternating_over_two_gateways(door: Door) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.core.policies.cost import CostEstimate, RowState, estimate, state_of
+from serving.core.policies.cost import CostEstimate, RowState, estimate, most_tokens_done, state_of
 from tests.unit.core_examples import NOW_S, a_pool, a_request, a_row
 
 MEASURED = ("measured",)
@@ -76,3 +76,21 @@ def test_the_order_of_rows_never_decides(shapes: list[tuple[int, int]]) -> None:
     ]
     request = a_request(num_prompt_tokens=64, expected_output_tokens=45)
     assert estimate(request, rows, 0, NOW_S) == estimate(request, sorted(rows, key=repr), 0, NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("running_s", "num_choices", "num_tokens"),
+    [(0.0, 1, 101), (0.999, 1, 151), (0.5, 3, 178), (-1.0, 1, 101), (1e6, 1, 1100), (1e6, 3, 1100)],
+)
+def test_what_nobody_reported_is_at_most_what_fits_into_its_time(
+    running_s: float, num_choices: int, num_tokens: int
+) -> None:
+    rows = [a_row(tpot_p50_s=0.04, expires_at_s=NOW_S), a_row(tpot_p50_s=0.02), a_row(tpot_p50_s=None)]
+    request = a_request(num_prompt_tokens=100, expected_output_tokens=1000)
+    assert most_tokens_done(request, rows, running_s, num_choices) == num_tokens
+
+
+@pytest.mark.parametrize("tpot_s", [None, 0.0, float("nan")])
+def test_where_no_decoding_was_measured_all_that_was_expected_may_have_been_done(tpot_s: float | None) -> None:
+    request = a_request(num_prompt_tokens=100, expected_output_tokens=1000)
+    assert most_tokens_done(request, [a_row(tpot_p50_s=tpot_s)], 0.1, 1) == 1100

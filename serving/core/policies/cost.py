@@ -212,3 +212,22 @@ def log_share(low: int, high: int, concurrency: int) -> float:
 def between(low: float, high: float, share: float) -> float:
     """The price that lies `share` of the way from one to the other."""
     return low + (high - low) * share
+
+
+def most_tokens_done(request: RequestView, rows: Sequence[CostRow], running_s: float, num_choices: int) -> int:
+    """The most tokens that an engine can have worked on for a request whose end nobody reported.
+
+    All of the prompt, and what the fastest measured decoding brings in that time, each choice by itself; where nothing
+    was measured, all that the request was expected to come to.
+
+    Args:
+        request: as it was dispatched.
+        rows: of its pool, expired ones too: an engine is not slower for it.
+        running_s: since it was dispatched.
+        num_choices: answers that it asked for.
+    """
+    tpots_s = [row.tpot_p50_s for row in rows if row.tpot_p50_s is not None and row.tpot_p50_s > 0.0]
+    if not tpots_s:
+        return request.num_tokens
+    num_output_tokens = num_choices * math.ceil(1 + max(running_s, 0.0) / min(tpots_s))
+    return request.num_prompt_tokens + min(num_output_tokens, request.expected_output_tokens)
