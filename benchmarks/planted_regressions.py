@@ -1,137 +1,178 @@
-"""Planted regressions on real engines: does each show in the drift tripwires, and after how many prompts and tokens?
+"""Planted regressions rolled out beside the sound model, on a real stack: is each stopped before everybody gets it?
 
     python -m benchmarks.planted_regressions [--quick] [--json FILE]
 
-Each fault is made from the model's own weights, served by real vLLM, read (`evals/readings.py`) and compared with the
-sound model. The sound model is started several times: all pairs of its runs must say `same`. Readings are kept by the
-digest of weights, flags and prompts below `.workbench/planted`, so a run that was cut off goes on where it was.
+    registered ─▶ `canary start` deploys it ─▶ drift check ─▶ items asked of both ─▶ verdicts recorded ─▶ rollout moves
+        sessions ask the bare name all the while; whom they were served by is counted
 
-Judged here is what the tripwires see. Whether a fault is blocked before it has all traffic needs the evaluation sets.
+The sound model goes the same way as a version of its own, and must come to serve everybody. Gates of quality and drift
+are under test here. Those of performance, cost and safety are not: the evidence says so, and they are written down as
+passed, or nothing would ever get through.
+
+Each trial is kept by the digest of weights, flags and items below `.workbench/planted`: a run that was cut off goes on
+with the next one. The full form asks all of suite `gate`; `--quick` stops as soon as a test that may be looked at after
+every item can tell. What else the tripwires must do is in `planted_tripwires`, and true effects in `planted_effects`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from benchmarks.harness import REPOSITORY, Bar, Mode, at_most, equal_to, run
-from evals import faults, readings
-from evals.drift import EARLY_PROMPTS, EARLY_TOKENS, Action, Drift, compare
-from evals.readings import Reading
-from serving.clock import SystemClock
-from serving.engine.catalogue import CATALOGUE
-from serving.engine.client import EngineClient
-from serving.engine.flags import EngineFlags
-from serving.engine.process import ReplicaProcess, ReplicaSpec
-from serving.engine.weights import Weights, resolve
+from benchmarks.harness import Bar, Mode, run
+from benchmarks.planted_engines import BASE, FOLDER, MODEL, Planted, flags, make, planted, sound
+from benchmarks.planted_quality import quality_in_full, quality_stopped_early
+from benchmarks.planted_stack import PlantedStack, Sessions, folder_of, planted_stack
+from benchmarks.planted_trials import Found, Trial, bars, row
+from evals import readings
+from serving.core.policies.gate import DriftFound, Gate, GateEvidence, GatePolicy, judge
+from serving.core.policies.rollout import Phase
+from serving.core.sequential import Verdict
+from serving.engine.weights import Weights
 
-MODEL = "smollm2-135m"
-DATA_DIR = Path(os.environ.get("WORKBENCH_DATA_DIR", REPOSITORY / ".workbench"))
-# Faults that leave the weights as they are cannot show in the divergence of one model's next tokens.
-KINDS = {
-    Mode.QUICK: ("int4-channel", "missing-template", "dropped-layer"),
-    Mode.FULL: tuple(fault.kind for fault in faults.FAULTS if fault.proxy is None),
-}
-NUM_BASE_RUNS = {Mode.QUICK: 2, Mode.FULL: 7}
-SEEDS = {Mode.QUICK: (0,), Mode.FULL: (0, 1, 2)}
-DRAWN = ("noise-", "merge-")
-CHANGED_NOT_WORSE = ("int8-group128", "int8-channel", "merge-weak")
-_READING = TypeAdapter(Reading)
+NOT_JUDGED = (Gate.PERFORMANCE, Gate.COST, Gate.SAFETY)
+PLAN = ("--min-step-s", "0", "--min-pairs", "0", "--approval-from", "100")
+SETTLE_TIMEOUT_S = 120.0
+LOOK_EVERY_S = 0.5
+# So long without a move, the rollout is held: the control plane asks its judge every two seconds.
+HELD_AFTER_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A fault as the tripwires saw it."""
-
-    kind: str
-    seed: int
-    drift: Drift
+_TRIAL = TypeAdapter(Trial)
 
 
 def measure(mode: Mode, console: Console) -> Sequence[Bar]:
-    """Planted faults against the drift tripwires, on real engines."""
-    base = resolve(CATALOGUE[MODEL].source, DATA_DIR / "models", on_progress=console.print)
-    runs = [asyncio.run(reading_of(base, f"base-{n}", console)) for n in range(NUM_BASE_RUNS[mode])]
-    seen = []
-    for kind in KINDS[mode]:
-        for seed in SEEDS[mode] if kind.startswith(DRAWN) else (0,):
-            seen.append(Seen(kind, seed, compare(runs[0], runs[1], fault_reading(base, kind, seed, console))))
-            console.print(line(seen[-1]), highlight=False)
-    return [*_base_bars(runs), *(bar for one in seen for bar in _bars(one))]
+    """Planted regressions rolled out on a real stack of vLLM engines."""
+    base = sound(console.print)
+    chosen = [Planted(BASE), *planted(mode)]
+    trials = {one: _kept(one, mode, base) for one in chosen}
+    missing = [one for one, trial in trials.items() if trial is None]
+    if missing:
+        cores = sorted(os.sched_getaffinity(0))
+        with planted_stack(missing, (cores[0], cores[-1])) as stack:
+            reference = _prepared(stack)
+            for one in missing:
+                trials[one] = _tried(stack, one, base, mode, reference)
+                console.print(row(trials[one]), highlight=False)
+    found = [trial for trial in trials.values() if trial is not None]
+    return [bar for trial in found for bar in bars(trial)]
 
 
-def line(seen: Seen) -> str:
-    """One fault's row."""
-    drift = seen.drift
-    return (
-        f"{seen.kind} (seed {seen.seed}): {drift.action}; KL {drift.kl_mean:.4f} (short {drift.kl_short:.4f}, long "
-        f"{drift.kl_long:.4f}), by {drift.found_by_prompts} prompts; equal answers {drift.agreement_frac:.2f}, first "
-        f"difference at token {drift.first_difference}; {'; '.join(drift.reasons)}"
+def _prepared(stack: PlantedStack) -> Path:
+    """The champion's reference for drift; a rollout that a run before left behind is ended first."""
+    standing = stack.standing()
+    if standing is not None:
+        _clean_up(stack, standing)
+    kept = sorted((FOLDER / "stack" / "drift").glob("*.json"))
+    return kept[0] if kept else Path(stack.say("drift", MODEL, "--take-reference")["reference"])
+
+
+def _tried(stack: PlantedStack, one: Planted, base: Weights, mode: Mode, reference: Path) -> Trial:
+    weights = make(one, base, folder_of(one))
+    champion, version = stack.champion(), stack.register(weights)
+    began_s = time.monotonic()
+    stack.begin(one, version, *PLAN)
+    stack.wait_ready(one)
+    with Sessions(stack.gateway) as sessions:
+        drift = stack.say("drift", f"{MODEL}@{version}", "--reference", str(reference), "--no-log", codes=(0, 1))
+        ask = quality_stopped_early if mode is Mode.QUICK else quality_in_full
+        quality = ask(stack.config, champion, version, base.path)
+        verdicts = _verdicts(drift, quality)
+        seconds = time.monotonic() - began_s
+        document = {"fault": asdict(one), "drift": drift, "quality": asdict(quality), "not judged": list(NOT_JUDGED)}
+        digest = stack.record(version, verdicts, document)
+        standing, needed_approval = _settled(stack, version, digest)
+    trial = Trial(
+        planted=one,
+        outcome=standing["phase"] if Phase(standing["phase"]).is_over else "held",
+        reason=standing["reason"],
+        largest_share=stack.largest_share(standing["rollout_id"]),
+        needed_approval=needed_approval,
+        num_served=(sessions.versions.total(), sessions.versions[version]),
+        num_failed=sessions.num_failed,
+        verdicts={gate.value: verdict.value for gate, verdict in verdicts.items()},
+        drift=drift["action"],
+        kl_mean=drift["kl_mean"],
+        found_by_prompts=drift["found_by_prompts"],
+        first_difference=drift["first_difference"],
+        quality=quality,
+        seconds=seconds,
     )
+    _clean_up(stack, standing)
+    _keep(trial, mode, base)
+    return trial
 
 
-def fault_reading(base: Weights, kind: str, seed: int, console: Console) -> Reading:
-    """The reading of a fault: made, served, read and removed, unless it is kept from a run before."""
-    with tempfile.TemporaryDirectory(dir=DATA_DIR) as scratch:
-        folder = faults.make(kind, base.path, Path(scratch) / kind, seed=seed)
-        weights = resolve(str(folder), DATA_DIR / "models", on_progress=console.print)
-        return asyncio.run(reading_of(weights, f"{kind}-{seed}", console))
+def _verdicts(drift: Mapping[str, Any], quality: Found) -> dict[Gate, Verdict]:
+    seen = DriftFound(
+        drift["action"], drift["kl_mean"], drift["kl_p"], drift["agreement_frac"], tuple(drift["reasons"]),
+        tuple(drift["not_seen"]),
+    )  # fmt: skip
+    said = judge(Gate.DRIFT, GateEvidence(drift=seen), GatePolicy(), quality.verdict).verdict
+    return {**dict.fromkeys(NOT_JUDGED, Verdict.PASS), Gate.QUALITY: quality.verdict, Gate.DRIFT: said}
 
 
-async def reading_of(weights: Weights, name: str, console: Console) -> Reading:
-    """Starts an engine on `weights`, reads it and ends it; a kept reading of the same digests is taken instead."""
-    flags = EngineFlags.defaults(context_length=CATALOGUE[MODEL].context_length, shutdown_timeout_s=5)
-    key = readings.digest([weights.digest, flags.model_dump(mode="json"), readings.PROTOCOL, name])
-    folder = DATA_DIR / "planted"
-    kept = folder / f"{name}-{key[:16]}.json"
-    if kept.is_file():
-        return _READING.validate_json(kept.read_bytes())
-    folder.mkdir(parents=True, exist_ok=True)
-    console.print(f"[dim]{name}: starting the engine …")
-    spec = ReplicaSpec(name, MODEL, weights, flags, folder / f"{name}.log", cores=(max(os.sched_getaffinity(0)),))
-    replica = ReplicaProcess(spec, SystemClock())
-    try:
-        await replica.start(lambda _: None)
-        async with EngineClient(replica.url) as client:
-            reading = await readings.take(client, MODEL, weights.path)
-    finally:
-        await replica.stop()
-    partial = kept.with_suffix(".partial")
-    partial.write_bytes(_READING.dump_json(reading))
-    partial.replace(kept)
-    return reading
+def _settled(stack: PlantedStack, version: str, digest: str) -> tuple[dict[str, Any], bool]:
+    """Where the rollout comes to rest, and whether it asked for the approval that it then got."""
+    needed_approval = False
+    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+    moved_s, seen = time.monotonic(), ""
+    while True:
+        standing = stack.standing()
+        assert standing is not None
+        now_s, state = time.monotonic(), f"{standing['phase']} {standing['share_frac']}"
+        moved_s, seen = (moved_s if state == seen else now_s), state
+        asks = any("approval" in one for one in standing["waits_for"])
+        if asks and not needed_approval and len(standing["waits_for"]) == 1:
+            stack.approve(version, digest)
+            needed_approval = True
+        if Phase(standing["phase"]).is_over or now_s - moved_s > HELD_AFTER_S or now_s > deadline_s:
+            return standing, needed_approval
+        time.sleep(LOOK_EVERY_S)
 
 
-def _base_bars(runs: Sequence[Reading]) -> list[Bar]:
-    pairs = [compare(a, a, b) for a, b in combinations(runs, 2)]
-    worst = max(drift.kl_mean for drift in pairs)
-    changed = sum(drift.action is not Action.SAME for drift in pairs)
-    return [
-        equal_to(f"sound model, {len(pairs)} pairs of {len(runs)} runs: not `same`", changed, 0),
-        at_most("sound model: largest mean KL, nats", worst, 0.003),
-        Bar("sound model: least share of equal answers", min(d.agreement_frac for d in pairs), "shown", None),
-    ]
+def _clean_up(stack: PlantedStack, standing: Mapping[str, Any]) -> None:
+    """The sound model is champion again, and the candidate's pool ends."""
+    if standing["phase"] != Phase.ROLLED_BACK.value:
+        stack.say("canary", "rollback", MODEL)
+        _until_rolled_back(stack)
+    for pool in standing["plan"]["pools"]:
+        if pool in {one.pool_id for one in stack.config.pools}:
+            stack.say("pool", "stop", pool)
 
 
-def _bars(seen: Seen) -> list[Bar]:
-    drift, name = seen.drift, f"{seen.kind}, seed {seen.seed}"
-    bars = [
-        Bar(f"{name}: mean KL, nats", drift.kl_mean, "shown", None),
-        Bar(f"{name}: action", drift.action.value, "not same", drift.action is not Action.SAME),
-    ]
-    if seen.kind.startswith("int4"):
-        bars.append(at_most(f"{name}: prompts until KL tells", float(drift.found_by_prompts or 1e9), EARLY_PROMPTS))
-        bars.append(at_most(f"{name}: tokens until answers differ", float(drift.first_difference or 1e9), EARLY_TOKENS))
-    return bars
+def _until_rolled_back(stack: PlantedStack) -> None:
+    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+    while (stack.standing() or {}).get("phase") != Phase.ROLLED_BACK.value:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"the rollout did not end within {SETTLE_TIMEOUT_S:g} s: {stack.standing()}")
+        time.sleep(LOOK_EVERY_S)
+
+
+def _path(one: Planted, mode: Mode, base: Weights) -> Path:
+    key = readings.digest([base.digest, flags().model_dump(mode="json"), readings.PROTOCOL, mode.value])
+    return FOLDER / "trials" / f"{one.name}-{mode.value}-{key[:16]}.json"
+
+
+def _kept(one: Planted, mode: Mode, base: Weights) -> Trial | None:
+    path = _path(one, mode, base)
+    return _TRIAL.validate_json(path.read_bytes()) if path.is_file() else None
+
+
+def _keep(trial: Trial, mode: Mode, base: Weights) -> None:
+    path = _path(trial.planted, mode, base)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(_TRIAL.dump_json(trial, indent=1))
+    partial.replace(path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

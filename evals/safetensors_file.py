@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.core.errors import WeightsError
-from serving.engine.convert_gguf import to_bf16
+from serving.engine.bf16 import to_bf16
 
 Floats = NDArray[np.float32]
 # A tensor's new name and values; None leaves it out.

@@ -28,6 +28,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from serving.engine import gguf_config, gguf_tokenizer
+from serving.engine.bf16 import to_bf16
 from serving.engine.gguf_file import GgufError, GgufHeader, TensorInfo, read_header
 
 _PIECE_ELEMENTS = 1 << 20
@@ -66,12 +67,6 @@ def hf_name(name: str, architecture: str) -> str:
     if (match := re.fullmatch(r"blk\.(\d+)\.(.+)", name)) and match[2] in _BLOCK_NAMES[architecture]:
         return f"model.layers.{match[1]}.{_BLOCK_NAMES[architecture][match[2]]}"
     raise GgufError(f"tensor {name} is not known for the architecture {architecture}")
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    """float32 → bf16 bit patterns as uint16, rounded to nearest, ties to even."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    return ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype("<u2")
 
 
 def write_safetensors(file: IO[bytes], header: GgufHeader, data: np.ndarray) -> int:

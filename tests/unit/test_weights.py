@@ -14,7 +14,8 @@ import pytest
 
 from serving.core.errors import WeightsError
 from serving.engine import gguf_tokenizer, weight_files, weights, wheels
-from serving.engine.convert_gguf import convert, to_bf16, write_safetensors
+from serving.engine.bf16 import to_bf16
+from serving.engine.convert_gguf import convert, write_safetensors
 from serving.engine.gguf_file import GgufError, read_header
 from tests import tiny_gguf
 
