@@ -171,6 +171,9 @@ async def test_money_is_asked_for_before_any_gpu_time(door: Door) -> None:
     assert not door.engine.log.ended
     assert (await door.ask(door.first, "capped", max_tokens=10)).status == 200
     assert door.events()[-1].usd == (3 + 10) * USD_PER_TOKEN
+    ours = {"model": "m", "text": "one two three", "max_tokens": 10}
+    told = await post(door.first, "/v1/generate", ours, [(b"authorization", door.headers["capped"])])
+    assert told.json["usage"]["usd"] == door.events()[-1].usd == (3 + 10) * USD_PER_TOKEN
     statuses = [(await door.ask(worker, "hourly", max_tokens=9)) for worker in (door.first, door.second) * 2]
     assert [answer.status for answer in statuses][:2] == [200, 200]
     tripped = statuses[-1]

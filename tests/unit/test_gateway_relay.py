@@ -77,9 +77,9 @@ class Client:
         self.sent += data
 
 
-def a_call(*, stream: bool = True, wants_usage: bool = False) -> Call:
+def a_call(*, stream: bool = True, wants_usage: bool = False, endpoint: Endpoint = Endpoint.CHAT) -> Call:
     view = RequestView("r", "m", None, Task.GENERATE, num_prompt_tokens=11, expected_output_tokens=5)
-    return Call(Endpoint.CHAT, view, b"", stream, wants_usage)
+    return Call(endpoint, view, b"", stream, wants_usage)
 
 
 def event(obj: dict[str, Any]) -> bytes:
@@ -97,10 +97,15 @@ def usage(output: int, *, cached: int = 2) -> dict[str, Any]:
 
 
 async def relay(
-    pieces: Sequence[bytes], *, wants_usage: bool = False, lost: bool = False
+    pieces: Sequence[bytes],
+    *,
+    wants_usage: bool = False,
+    lost: bool = False,
+    endpoint: Endpoint = Endpoint.CHAT,
 ) -> tuple[bytes, Answer, ServingError | None]:
     client = Client()
-    answer = await open_answer(Upstream(pieces, lost=lost), a_call(wants_usage=wants_usage))  # type: ignore[arg-type]
+    upstream: Any = Upstream(pieces, lost=lost)
+    answer = await open_answer(upstream, a_call(wants_usage=wants_usage, endpoint=endpoint))
     try:
         await answer.relay(client, [])  # type: ignore[arg-type]
     except ServingError as error:
@@ -231,3 +236,52 @@ async def test_a_unary_answer_that_is_none_is_an_upstream_error(body: bytes) -> 
 async def test_an_engines_refusal_in_any_shape_is_relayed(body: bytes) -> None:
     with pytest.raises(BadRequest):
         await open_answer(Upstream([body], status=400), a_call())  # type: ignore[arg-type]
+
+
+# ---- /v1/responses
+
+
+def step(kind: str, **more: Any) -> bytes:
+    return f"event: {kind}\n".encode() + event({"type": kind, **more})
+
+
+def ended(kind: str) -> bytes:
+    usage = {"input_tokens": 7, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 3}}
+    return step(f"response.{kind}", response={"status": kind, "usage": usage})
+
+
+STEPS = [
+    step("response.created", response={"status": "in_progress"}),
+    step("response.output_text.delta", delta="a\u00fc"),
+    step("response.output_text.delta", delta="\U0001f680 \n\n data: [DONE]"),
+]
+
+
+@given(
+    cuts=st.lists(st.integers(0, 700), max_size=12),
+    end=st.sampled_from([("completed", "stop"), ("incomplete", "length")]),
+)
+async def test_the_events_of_a_response_pass_in_any_pieces(cuts: list[int], end: tuple[str, str]) -> None:
+    whole = b"".join([*STEPS, ended(end[0])])
+    sent, answer, error = await relay(cut(whole, cuts), endpoint=Endpoint.RESPONSES)
+    assert (sent, error, answer.finish_reason) == (whole, None, end[1])
+    counted = answer.usage
+    assert (counted.num_prompt_tokens, counted.num_cached_tokens, counted.num_output_tokens) == (7, 3, 2)
+    assert (counted.exact, answer.first_token_at_s) == (True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("last", "lost"),
+    [
+        pytest.param(b"", True, id="connection lost"),
+        pytest.param(b"", False, id="ended without its end"),
+        pytest.param(step("response.failed", response={"status": "failed"}), False, id="failed"),
+        pytest.param(step("error", message="died"), False, id="error"),
+        pytest.param(event({"error": {"message": "died", "code": 500}}), False, id="error of vLLM"),
+    ],
+)
+async def test_a_response_that_breaks_is_passed_on_up_to_where_it_broke(last: bytes, lost: bool) -> None:
+    sent, answer, error = await relay([*STEPS, last], lost=lost, endpoint=Endpoint.RESPONSES)
+    assert isinstance(error, UpstreamError)
+    assert sent == b"".join(STEPS)
+    assert (answer.usage.num_prompt_tokens, answer.usage.num_output_tokens, answer.usage.exact) == (11, 2, False)
