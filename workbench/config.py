@@ -165,9 +165,13 @@ class PoolConfig(Strict):
 
 
 class MlflowConfig(Strict):
-    """The MLflow server that the stack starts when `stores.mlflow_tracking_uri` names none."""
+    """The MLflow server that the stack starts when `stores.mlflow_tracking_uri` names none.
+
+    `auth: required` makes it ask who somebody is: `workbench mlflow init-auth` makes the accounts.
+    """
 
     port: Port = 5000
+    auth: AuthMode = AuthMode.OPEN
 
 
 class StoresConfig(Strict):

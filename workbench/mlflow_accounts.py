@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import secrets
 import urllib.error
 import urllib.parse
@@ -72,24 +73,30 @@ class Account:
         return {USERNAME: self.username, PASSWORD: self.password}
 
 
-def service_account(secrets_dir: Path) -> Account | None:
+def service_path(secrets_dir: Path, server: str | None) -> Path:
+    """Where the service account's password lies: for the stack's own server, or for somebody else's at that address."""
+    where = "" if server is None else "-" + re.sub(r"[^a-z0-9.]+", "-", urllib.parse.urlsplit(server).netloc.lower())
+    return secrets_dir / f"mlflow-service{where}"
+
+
+def service_account(secrets_dir: Path, server: str | None) -> Account | None:
     """The account that the workbench speaks as; None where none was made, or this user may not read it."""
     try:
-        password = service_path(secrets_dir).read_text("utf-8").strip()
+        password = service_path(secrets_dir, server).read_text("utf-8").strip()
     except (FileNotFoundError, PermissionError):
         return None
     return Account(SERVICE, password)
-
-
-def service_path(secrets_dir: Path) -> Path:
-    """Where the service account's password lies."""
-    return secrets_dir / "mlflow-service"
 
 
 def own_account() -> Account | None:
     """The account that this process' environment names."""
     name, password = os.environ.get(USERNAME), os.environ.get(PASSWORD)
     return Account(name, password) if name and password else None
+
+
+def has_own_account() -> bool:
+    """Whether MLflow's client finds an account of this user: in the environment, or in its own file of credentials."""
+    return own_account() is not None or (Path.home() / ".mlflow" / "credentials").exists()
 
 
 def speak_as(account: Account | None) -> None:

@@ -11,7 +11,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving.core.tenancy import AuthMode
 from workbench.config import WorkbenchConfig
+from workbench.mlflow_accounts import Account, has_own_account, service_account, speak_as
 from workbench.stack.state import StackState, StateFile
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -61,6 +63,11 @@ class Layout:
     def mlflow_dir(self) -> Path:
         """The embedded MLflow's database and artifacts."""
         return self.data_dir / "mlflow"
+
+    @property
+    def secrets_dir(self) -> Path:
+        """Passwords and keys, for their owner alone."""
+        return self.data_dir / "secrets"
 
     @property
     def results_dir(self) -> Path:
@@ -140,14 +147,29 @@ def store_url(config: WorkbenchConfig) -> str:
 
 
 def mlflow_uri(config: WorkbenchConfig) -> str:
-    """MLflow's address.
+    """MLflow's address; from now on this process speaks to it as its user's account, else as the service account.
 
     Raises:
         NotRunning: no stack runs and no address is configured.
     """
+    if not has_own_account():
+        speak_as_service(config)
     return _address(
         config, "mlflow", config.stores.mlflow_tracking_uri, "stores.mlflow_tracking_uri or MLFLOW_TRACKING_URI"
     )
+
+
+def service_account_of(config: WorkbenchConfig) -> Account | None:
+    """The account that the workbench speaks to this configuration's MLflow as, if one was made and may be read."""
+    server = config.stores.mlflow_tracking_uri
+    if server is None and config.mlflow.auth is not AuthMode.REQUIRED:
+        return None
+    return service_account(layout(config).secrets_dir, server)
+
+
+def speak_as_service(config: WorkbenchConfig) -> None:
+    """Makes MLflow's client in this process speak as the service account, where there is one."""
+    speak_as(service_account_of(config))
 
 
 def gateway_url(config: WorkbenchConfig) -> str:

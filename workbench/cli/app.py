@@ -23,6 +23,7 @@ from workbench.cli import (
     hardware,
     keys,
     measure,
+    mlflow,
     models,
     pool,
     purge,
@@ -74,6 +75,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(cost_table.app, name="cost-table")
 app.add_typer(report.app, name="report")
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(mlflow.app, name="mlflow")
 app.add_typer(config.app, name="config")
 app.add_typer(decisions.app, name="decisions")
 

@@ -14,7 +14,7 @@ from workbench.cli.common import ConfigOption, JsonOption, emit, epilog, err, he
 from workbench.cli.exits import CommandFailed, Exit
 from workbench.config import WorkbenchConfig
 from workbench.config_layers import unknown
-from workbench.wiring import NotRunning, layout, mlflow_uri
+from workbench.wiring import NotRunning, layout, mlflow_uri, speak_as_service
 
 group = typer.Typer(no_args_is_help=True, help="Models: sources, weights on disk, registered versions.")
 
@@ -103,7 +103,9 @@ def register(
             raise CommandFailed(f"{unknown(name, 'model', list(loaded.models))}; or say --source", Exit.USAGE)
         source = known.source
     task = task or (known.task if known is not None else Task.GENERATE)
-    registry = heavy("serving.control.registry").Registry(mlflow_uri(loaded))
+    uri = mlflow_uri(loaded)
+    speak_as_service(loaded)
+    registry = heavy("serving.control.registry").Registry(uri)
     weights = resolve(source, layout(loaded).models_dir, on_progress=lambda line: err.print(line, highlight=False))
     version = registry.register(name, source, weights.digest, task=task, first=first)
     data = {

@@ -15,9 +15,11 @@ from serving.core.errors import ServingError
 from serving.core.tenancy import AuthMode
 from serving.engine.client import EngineClient
 from workbench.config import WorkbenchConfig
-from workbench.stack.service import Service
+from workbench.mlflow_accounts import ADMIN, Account
+from workbench.mlflow_server import ServerAuth, mlflow_server
+from workbench.stack.service import Service, ServiceFailed
 from workbench.stack.slots import Slot
-from workbench.wiring import Layout
+from workbench.wiring import Layout, service_account_of
 
 
 def url_host(host: str) -> str:
@@ -51,8 +53,8 @@ def gateway_workers(config: WorkbenchConfig, layout: Layout, store_url: str) -> 
         "WORKBENCH_GATEWAY_ACCESS_LOG": config.gateway.access_log,
         "WORKBENCH_GATEWAY_METRICS_DIR": str(layout.metrics_dir),
         "WORKBENCH_GATEWAY_DECISION_LOG_PATH": str(layout.decisions_dir),
-        "WORKBENCH_GATEWAY_CACHE_SALT_SECRET": kept_secret(layout.data_dir / "secrets" / "cache-salt"),
-        "WORKBENCH_GATEWAY_REPLAY_SECRET": kept_secret(layout.data_dir / "secrets" / "replays"),
+        "WORKBENCH_GATEWAY_CACHE_SALT_SECRET": kept_secret(layout.secrets_dir / "cache-salt"),
+        "WORKBENCH_GATEWAY_REPLAY_SECRET": kept_secret(layout.secrets_dir / "replays"),
     }
     return [
         Service(
@@ -83,6 +85,9 @@ def control_plane(config: WorkbenchConfig, layout: Layout, store_url: str, mlflo
     }
     if config.releases.webhook is not None:
         env["WORKBENCH_CONTROL_RELEASE_WEBHOOK"] = config.releases.webhook.get_secret_value()
+    account = service_account_of(config)
+    if account is not None:
+        env |= account.env
     return Service(
         "control",
         [sys.executable, "-m", "serving.control"],
@@ -90,6 +95,25 @@ def control_plane(config: WorkbenchConfig, layout: Layout, store_url: str, mlflo
         ready=_at_once,
         env=env,
     )
+
+
+def mlflow(config: WorkbenchConfig, layout: Layout) -> Service:
+    """The stack's own MLflow server.
+
+    Raises:
+        ServiceFailed: it asks who somebody is, and nobody has an account yet.
+    """
+    if config.mlflow.auth is not AuthMode.REQUIRED:
+        return mlflow_server(layout.mlflow_dir, config.mlflow.port)
+    if service_account_of(config) is None:
+        raise ServiceFailed("mlflow.auth is 'required' and no account was made yet: workbench mlflow init-auth")
+    return mlflow_server(layout.mlflow_dir, config.mlflow.port, auth=mlflow_auth(layout))
+
+
+def mlflow_auth(layout: Layout) -> ServerAuth:
+    """Admin and key of the stack's own MLflow server, made once. Raises OSError where they can't be kept."""
+    admin = Account(ADMIN, kept_secret(layout.secrets_dir / "mlflow-admin"))
+    return ServerAuth(admin, kept_secret(layout.secrets_dir / "mlflow-forms"))
 
 
 def kept_secret(path: Path) -> str:

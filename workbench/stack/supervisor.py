@@ -26,18 +26,17 @@ from serving.store.connection import connect
 from serving.store.replicas import ReplicaReports
 from serving.store.server import LOG_NAME, StoreServer
 from workbench.config import PoolConfig, StartPolicy, WorkbenchConfig
-from workbench.mlflow_server import mlflow_server
 from workbench.stack import wanted
 from workbench.stack.lab import jupyter_lab, lab_url
 from workbench.stack.lock import AlreadyRunning, StackLock
-from workbench.stack.parts import control_plane, gateway_workers, url_host
+from workbench.stack.parts import control_plane, gateway_workers, mlflow, url_host
 from workbench.stack.pools import PoolRunner
 from workbench.stack.ports import check_port
 from workbench.stack.restarts import Restarts
 from workbench.stack.service import Part, Service, ServiceFailed, first_of, keep_alive, unfailing
 from workbench.stack.state import ProcessRecord, StackState, end_sessions
 from workbench.stack.versions import Versions, import_registry, register_with
-from workbench.wiring import Layout, layout
+from workbench.wiring import Layout, layout, speak_as_service
 
 OnChange = Callable[[str, str], None]
 LOOK_S = 1.0
@@ -192,10 +191,11 @@ class Stack:
     async def _start_mlflow(self, tried: asyncio.Event) -> None:
         """MLflow's client takes seconds to import: its server starts meanwhile."""
         began_s = time.monotonic()
+        speak_as_service(self.config)
         importing = asyncio.create_task(asyncio.to_thread(import_registry))
         try:
             if self.config.stores.mlflow_tracking_uri is None:
-                await self._start_service(mlflow_server(self.layout.mlflow_dir, self.config.mlflow.port))
+                await self._start_service(mlflow(self.config, self.layout))
             await importing
         finally:
             self._mlflow_s = time.monotonic() - began_s
