@@ -45,12 +45,11 @@ def evaluation(version: str, right: Mapping[str, float] = RIGHT, *, spread: int 
 
 def cells(version: str, slower: float = 1.0) -> list[CellResult]:
     """A sweep at two concurrencies, with what prices it."""
-    found = [make_cell(CellKind.PREFILL, window_s=3.2, version=version)]
+    engine = {"version": version, "engine_fingerprint": f"engine-{version}"}
+    found = [make_cell(CellKind.PREFILL, window_s=3.2, **engine)]
     for concurrency in (1, 4):
         window_s = 10.0 * slower * (4 / concurrency) ** 0.5
-        cell = make_cell(
-            concurrency=concurrency, window_s=window_s, version=version, decode_tokens_per_s=110.0 / slower
-        )
+        cell = make_cell(concurrency=concurrency, window_s=window_s, decode_tokens_per_s=110.0 / slower, **engine)
         metrics = {name: value * (slower if "_s/p" in name else 1.0) for name, value in cell.metrics.items()}
         intervals = {name: (0.98 * value, 1.02 * value) for name, value in metrics.items() if name != "slo_good_frac"}
         found.append(replace(cell, num_requests=200, metrics=metrics, intervals=intervals))

@@ -51,6 +51,8 @@ CLIENT_ENV = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    # It prints links when a run ends, into the JSON of our commands.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -174,6 +176,19 @@ class Registry:
                     self._client().delete_model_version_tag(name, version, key)
                 else:
                     self._client().set_model_version_tag(name, version, key, value)
+
+    def describe(self, name: str, version: str, heading: str, text: str) -> None:
+        """Makes `text` the part of a version's description below its own heading; what stands above it stays.
+
+        Raises:
+            RegistryUnavailable, RegistryRefused: MLflow is down, or said no.
+        """
+        with mlflow_errors(self._tracking_uri):
+            said = self._client().get_model_version(name, version).description or ""
+            above = said.partition(heading)[0].rstrip()
+            self._client().update_model_version(
+                name, version, "\n\n".join(filter(None, (above, f"{heading}\n\n{text}")))
+            )
 
     def artifact(self, run_id: str, path: str) -> bytes | None:
         """The bytes of a run's artifact as they are now; None where there is none, or one of over 16 MiB.

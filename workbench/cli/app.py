@@ -20,8 +20,10 @@ from workbench.cli import (
     drift,
     evaluate,
     faults,
+    gate,
     hardware,
     keys,
+    lineage,
     measure,
     mlflow,
     models,
@@ -63,8 +65,10 @@ slo_search.add_to(app)
 tune.add_to(app)
 compare.add_to(app)
 drift.add_to(app)
+gate.add_to(app)
 models.add_to(app)
 usage.add_to(app)
+lineage.add_to(app)
 purge.add_to(app)
 app.add_typer(pool.app, name="pool")
 app.add_typer(canary.app, name="canary")

@@ -16,6 +16,7 @@ from serving.core.policies.rollout import STEPS, Phase, Rollout, RolloutPlan
 from serving.store.connection import connect
 from serving.store.rollouts import Rollouts
 from serving.store.routing_table import StoreRoutingTable
+from workbench.cli import approval
 from workbench.cli.canary_options import (
     AllowOption,
     ApprovalFromOption,
@@ -114,6 +115,9 @@ def pause(model: ModelArgument, config: ConfigOption = None, as_json: JsonOption
 def resume(model: ModelArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Lets a paused rollout go on."""
     _edit(config, as_json, model, "goes on", lambda one: replace(_running(one), is_paused=False))
+
+
+approval.add_to(app)
 
 
 def _edit(config: ConfigOption, as_json: bool, model: str, what: str, change: Callable[[Rollout], Rollout]) -> None:

@@ -84,6 +84,11 @@ class Kept:
         newest = {one.result.spec: one for one in own if one.result.hardware_fingerprint == machine}
         return list(newest.values())
 
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """Every evaluation of the version, of any engine, oldest first."""
+        return [one.evaluation for one in self._evaluations]
+
     def covers(self) -> Mapping[str, Any]:
         """What its engine's fingerprint is a digest of; empty where nothing measured says so."""
         return next(
