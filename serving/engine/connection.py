@@ -127,9 +127,11 @@ class Connection(asyncio.Protocol):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        """Stamps the data before anything else, then lets the parser take it apart."""
-        self.received_at_s = perf_counter()
+        """Stamps the data before anything else, then lets the parser take it apart, unless it is spliced."""
         response = self._response
+        if response is not None and response.is_between_chunks and response._splice(data):  # type: ignore[misc]
+            return
+        self.received_at_s = perf_counter()
         if response is None:  # nothing was asked: the stream is out of step, no later answer could be trusted
             self._transport.abort()
             return
@@ -142,7 +144,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         # Once for all that came at a time:
         if response._piece:
+            splices = response._splices(data)
             response._hand_over()
+            response.is_between_chunks = splices and response._splice is not None
         elif response._waiter is not None:
             response._wake()
         if response._buffered_bytes > PAUSE_ABOVE_BYTES and self._response is not None:

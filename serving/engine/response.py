@@ -28,6 +28,7 @@ class EngineResponse:
         headers: names in lower case; repeated headers are joined by a comma.
         sent_at_s: time.perf_counter() right before the request was written.
         head_at_s: time.perf_counter() when the data that completed the response's head came.
+        is_between_chunks: whether what comes next begins a chunk and is offered to `forward`'s splice as it comes.
     """
 
     __slots__ = (
@@ -41,9 +42,11 @@ class EngineResponse:
         "_piece",
         "_received_any",
         "_sink",
+        "_splice",
         "_waiter",
         "head_at_s",
         "headers",
+        "is_between_chunks",
         "sent_at_s",
         "status",
     )
@@ -57,9 +60,11 @@ class EngineResponse:
         self._chunks: deque[tuple[float, bytes]] = deque()
         self._buffered_bytes = 0
         self._complete = False
+        self.is_between_chunks = False
         self._error: ConnectionLost | None = None
         self._received_any = False
         self._sink: Callable[[float, bytes], None] | None = None
+        self._splice: Callable[[bytes], bool] | None = None
         self._on_end: Callable[[ConnectionLost | None], None] | None = None
         self._piece = b""  # for the sink, until all that came at a time is taken apart
         self._due_s: float | None = None  # by the loop's clock
@@ -111,12 +116,19 @@ class EngineResponse:
         chunks.clear()
         return body
 
-    def forward(self, sink: Callable[[float, bytes], None], on_end: Callable[[ConnectionLost | None], None]) -> None:
+    def forward(
+        self,
+        sink: Callable[[float, bytes], None],
+        on_end: Callable[[ConnectionLost | None], None],
+        splice: Callable[[bytes], bool] | None = None,
+    ) -> None:
         """Hands the body to `sink` right in the socket's callback, instead of to `chunks()`; what has come first.
 
         Args:
             sink: takes `(received_at_s, data)`: all that came at a time in one piece.
             on_end: called once after the last data, with what was lost if it did not come to its end.
+            splice: offered what came as it came, framing included, where a chunk begins. When it says True, that was
+                one chunk as `b"%x\\r\\n"` frames it, it is done with, and neither parser nor sink sees it.
         """
         while self._chunks:
             sink(*self._chunks.popleft())
@@ -124,7 +136,7 @@ class EngineResponse:
         if self._complete or self._error is not None:
             on_end(self._error)
         else:
-            self._sink, self._on_end = sink, on_end
+            self._sink, self._on_end, self._splice = sink, on_end, splice
             self.resume()
 
     async def ended(self) -> None:
@@ -187,6 +199,20 @@ class EngineResponse:
         if self._buffered_bytes < RESUME_BELOW_BYTES and self._connection is not None:
             self._connection.resume()
 
+    def _splices(self, data: bytes) -> bool:
+        """Whether `data`, which came at a time, was one chunk and so the next data begins one.
+
+        It was if it is what frames the piece that the parser gave of it, and nothing of the piece could be framing.
+        """
+        piece = self._piece
+        return (
+            self._splice is not None
+            and piece.endswith(b"\n\n")
+            and not piece.endswith(b"\n\n\n")
+            and b"\r" not in piece
+            and data == b"%x\r\n%b\r\n" % (len(piece), piece)
+        )
+
     def _hand_over(self) -> None:
         piece, self._piece = self._piece, b""
         if self._sink is not None and self._connection is not None:
@@ -208,7 +234,8 @@ class EngineResponse:
         if self._piece:
             self._hand_over()
         self._connection = None
-        self._sink = None
+        self._sink = self._splice = None
+        self.is_between_chunks = False
         self._wake()
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None

@@ -183,16 +183,21 @@ class Exchange:
 
     def write(self, data: bytes) -> None:
         """Sends a part of a body that comes in chunks."""
-        # As `_write` does; a stream's tokens all come through here.
+        # As `write_framed` does; a stream's tokens may all come through here.
         if not self.gone and not self._connection.write(b"%x\r\n%b\r\n" % (len(data), data)):
+            self.gone = True
+
+    def write_framed(self, data: bytes) -> None:
+        """Sends a part of it that is chunks already."""
+        if not self.gone and not self._connection.write(data):
             self.gone = True
 
     def end(self, data: bytes = b"") -> None:
         """Sends the last part."""
         if data:
-            self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+            self.write_framed(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
         else:
-            self._write(b"0\r\n\r\n")
+            self.write_framed(b"0\r\n\r\n")
         self._completed()
 
     def whole(self, status: int, headers: Headers, body: bytes) -> None:
@@ -233,10 +238,6 @@ class Exchange:
         if not self.gone and self._connection.write(b"".join(parts)):
             self.status = status
         else:
-            self.gone = True
-
-    def _write(self, data: bytes) -> None:
-        if not self.gone and not self._connection.write(data):
             self.gone = True
 
     def _completed(self) -> None:

@@ -19,6 +19,7 @@ from serving.engine.client import ConnectionLost, EngineResponse
 from serving.engine.sse import DONE, EventSplitter, payload
 from serving.gateway.http_errors import Headers, from_engine, from_engine_object
 from serving.gateway.request import Call, Endpoint
+from serving.gateway.splice import TokenSplice
 from serving.gateway.usage import Usage
 
 STREAM_HEADERS: Headers = [
@@ -147,8 +148,8 @@ class UnaryAnswer:
 class StreamAnswer:
     """A stream of events, sent as they come; only the usage report that the client didn't ask for is left out.
 
-    Data of whole events that carry tokens and nothing else, as engines send it in the middle of a stream, goes to
-    the client's connection as it came; everything else is parsed.
+    A chunk that is a token and nothing else is spliced where the client's end takes it (`splice.py`). Data of whole
+    events that carry tokens and nothing else goes on unparsed; everything else is parsed.
     """
 
     def __init__(self, upstream: EngineResponse, call: Call) -> None:
@@ -167,6 +168,7 @@ class StreamAnswer:
         self._done = False
         self._failure: ServingError | None = None
         self._writer: Writer | None = None
+        self._splice: TokenSplice | None = None
         self._ended: asyncio.Future[None] | None = None
         self._patience: asyncio.TimerHandle | None = None
 
@@ -178,6 +180,9 @@ class StreamAnswer:
                 self._usage.take_chunk(_object(payload(event) or b"{}").get("choices") or [])
         self._uncounted.clear()
         self._uncounted_bytes = 0
+        if self._splice is not None:
+            self._usage.take_tokens(self._splice.num_tokens)
+            self._splice.num_tokens = 0
         return self._usage
 
     async def open(self) -> None:
@@ -200,7 +205,7 @@ class StreamAnswer:
             writer.start(200, STREAM_HEADERS + headers)
         writer.on_pause = self._on_pause
         self._send(self._first)
-        self._upstream.forward(self._on_data, self._on_end)
+        self._forward(writer)
         if writer.is_paused:
             self._on_pause(True)
         try:
@@ -210,6 +215,15 @@ class StreamAnswer:
                 self._patience.cancel()
         if self._failure is not None:
             raise self._failure
+
+    def _forward(self, writer: Writer) -> None:
+        """Has the rest come as it comes; spliced where the writer is the client's own end, which changes nothing."""
+        write_framed = getattr(writer, "write_framed", None)
+        if write_framed is not None and not self._done:
+            self._splice = TokenSplice(write_framed)
+            self._upstream.forward(self._on_data, self._on_end, self._splice.take)
+        else:
+            self._upstream.forward(self._on_data, self._on_end)
 
     def _on_data(self, received_at_s: float, data: bytes) -> None:
         """Called for what the engine sent, in its socket's callback."""
@@ -222,12 +236,16 @@ class StreamAnswer:
             if self._uncounted_bytes > MAX_UNCOUNTED_BYTES:
                 _ = self.usage
             self._writer.write(data)
+            if self._splice is not None and self._splice.lessons_left and data.count(b"\n\n") == 1:
+                self._splice.learn(data)
             return
         self._send(self._parse(received_at_s, data))
 
     def _send(self, events: list[bytes]) -> None:
         """Sends events; the last ones with the end of the response."""
         assert self._writer is not None
+        if self._splice is not None and (self._done or self._failure is not None):
+            self._splice.stop()
         if self._done and self._failure is None:
             self._writer.end(b"".join(events))
         elif events:
