@@ -15,10 +15,13 @@ from serving.core.policies.cost import RowState
 from serving.core.state import RequestView, RouteView
 from serving.core.values import value
 
+Interval = tuple[float | None, float | None]
+"""A predicted median and the quantile that the policy names; None where nothing measured tells."""
+
 
 @value
 class Candidate:
-    """A sampled replica, the requests on it, and its scores; None where a scorer had nothing to go by."""
+    """A replica looked at, the requests on it, and its scores; None where a scorer had nothing to go by."""
 
     replica_id: str
     pool_id: str
@@ -27,6 +30,8 @@ class Candidate:
     scores: Mapping[str, float | None]
     usd: float | None
     cost_state: RowState
+    ttft_s: Interval = (None, None)
+    tpot_s: Interval = (None, None)
 
 
 @value

@@ -1,10 +1,11 @@
 """The fleet as one worker knows it, moved by events alone.
 
-The live gateway and the simulator call the same four events in the same order:
+The live gateway and the simulator call the same events in the same order:
 
     on_table(table)                                 a newer routing table was taken up
     on_snapshot(snapshot)                           a replica was scraped
     on_dispatched(replica_id, request, now_s)       counted at dispatch, before the engine answers
+    on_first_token(replica_id, request_id)          its prompt is computed
     on_finished(replica_id, request_id, now_s)      once for each dispatch, whatever the end
 
 and ask `view(request, now_s)` for what a decision may read. Load of a replica = scraped at t + own dispatches
@@ -14,6 +15,7 @@ of a replica's state touches a whole pool.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +24,10 @@ from serving.core import split
 from serving.core.errors import BadRequest, NotFound
 from serving.core.policies import cost, routing
 from serving.core.policies.cost import RowState
+from serving.core.prefix_index import Prefix, PrefixIndex
 from serving.core.split import Place
 from serving.core.state import (
+    Affinity,
     Model,
     Pool,
     PoolView,
@@ -36,6 +40,8 @@ from serving.core.state import (
     RoutingTable,
 )
 
+PREEMPTION_FADES_S = 10.0
+"""After which a preemption counts a third of itself."""
 MAX_RECENT_EVENTS = 4096
 """Events kept between two scrapes; without scrapes the view goes stale and own counts alone are used."""
 
@@ -47,7 +53,16 @@ class _Slot:
     view: ReplicaView
     pool_id: str
     ready_index: int | None = None
+    num_preemptions_total: int = 0
     recent: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_EVENTS))
+
+
+@dataclass(slots=True)
+class _OnItsWay:
+    """What a dispatched request counts on its replica."""
+
+    num_tokens: int
+    queued_prompt_tokens: int
 
 
 class Fleet:
@@ -59,7 +74,8 @@ class Fleet:
         self._pools: dict[str, PoolView] = {}
         self._by_version: dict[tuple[str, str], tuple[PoolView, ...]] = {}
         self._slots: dict[str, _Slot] = {}
-        self._dispatched: dict[tuple[str, str], int] = {}
+        self._dispatched: dict[tuple[str, str], _OnItsWay] = {}
+        self._prefixes = PrefixIndex()
 
     def on_table(self, table: RoutingTable) -> None:
         """Takes up a whole table; what is in flight and was scraped stays with its replica.
@@ -99,11 +115,14 @@ class Fleet:
                 kv_cache_capacity_tokens=snapshot.kv_cache_capacity_tokens,
                 num_requests_since_scrape=sum(requests for _, requests, _ in slot.recent),
                 num_tokens_since_scrape=sum(tokens for _, _, tokens in slot.recent),
+                num_recent_preemptions=_preemptions(slot, snapshot),
+                adapters=snapshot.adapters,
             ),
         )
+        slot.num_preemptions_total = snapshot.num_preemptions_total
 
-    def on_dispatched(self, replica_id: str, request: RequestView, now_s: float) -> None:
-        """Counts a request at dispatch.
+    def on_dispatched(self, replica_id: str, request: RequestView, now_s: float, prefix: Prefix | None = None) -> None:
+        """Counts a request at dispatch; the replica is taken to hold its prompt's `prefix` from now on.
 
         Raises:
             KeyError: no such replica was ever in a table.
@@ -113,8 +132,22 @@ class Fleet:
         if key in self._dispatched:
             raise ValueError(f"request {request.request_id} is already dispatched to {replica_id}")
         slot = self._slots[replica_id]
-        self._dispatched[key] = num_tokens = request.num_tokens
-        self._count(slot, 1, num_tokens, now_s)
+        queued = request.num_prompt_tokens
+        if prefix is not None:
+            queued -= min(self._prefixes.num_tokens(replica_id, prefix), queued)
+            self._prefixes.add(replica_id, prefix, slot.view.kv_cache_capacity_tokens)
+        self._dispatched[key] = _OnItsWay(request.num_tokens, queued)
+        self._count(slot, 1, request.num_tokens, queued, now_s)
+
+    def on_first_token(self, replica_id: str, request_id: str) -> None:
+        """The request's prompt is computed. Later ones of the same request, and of one that is gone, change nothing."""
+        on_its_way = self._dispatched.get((replica_id, request_id))
+        if on_its_way is None or not on_its_way.queued_prompt_tokens:
+            return
+        slot = self._slots[replica_id]
+        queued = slot.view.queued_prompt_tokens - on_its_way.queued_prompt_tokens
+        on_its_way.queued_prompt_tokens = 0
+        self._put(slot, replace(slot.view, queued_prompt_tokens=queued))
 
     def on_finished(self, replica_id: str, request_id: str, now_s: float) -> None:
         """Takes a request off its replica: answered, failed, aborted or lost.
@@ -122,14 +155,14 @@ class Fleet:
         Raises:
             KeyError: that request was not dispatched to that replica, or has already finished.
         """
-        num_tokens = self._dispatched.pop((replica_id, request_id))
+        on_its_way = self._dispatched.pop((replica_id, request_id))
         slot = self._slots[replica_id]
-        self._count(slot, -1, -num_tokens, now_s)
+        self._count(slot, -1, -on_its_way.num_tokens, -on_its_way.queued_prompt_tokens, now_s)
         if slot.ready_index is None:
             self._forget_if_idle(replica_id)
 
-    def view(self, request: RequestView, now_s: float) -> RouteView:
-        """What a decision on `request` may read.
+    def view(self, request: RequestView, now_s: float, prefix: Prefix | None = None) -> RouteView:
+        """What a decision on `request`, whose prompt begins with `prefix`, may read.
 
         Raises:
             NotFound: no such model or version, or the model has no champion; the message names what there is.
@@ -137,7 +170,8 @@ class Fleet:
         """
         pools, table = self.pools_of(request), self.table
         assert table is not None  # pools_of() found a model
-        return RouteView(now_s, table.epoch, table.policy, pools, table.cost_table_run_id)
+        affinities = self._affinities(pools, prefix) if prefix is not None else ()
+        return RouteView(now_s, table.epoch, table.policy, pools, table.cost_table_run_id, affinities)
 
     def pools_of(self, request: RequestView) -> tuple[PoolView, ...]:
         """The pools of the request's model and version. Raises as `view`."""
@@ -235,6 +269,16 @@ class Fleet:
         rows, provenances = self.table.cost_rows, self.table.policy.provenances
         return {pool.pool_id: cost.state_of(rows, pool, provenances, now_s) for pool in self.table.pools}
 
+    def _affinities(self, pools: Sequence[PoolView], prefix: Prefix) -> tuple[Affinity, ...]:
+        """The ready replicas of the pools that likely hold some of the prompt, the most first."""
+        places = {pool.pool.pool_id: number for number, pool in enumerate(pools)}
+        found = []
+        for holder in self._prefixes.holders(prefix):
+            slot = self._slots.get(holder.replica_id)
+            if slot is not None and slot.ready_index is not None and slot.pool_id in places:
+                found.append(Affinity(places[slot.pool_id], slot.ready_index, holder.num_tokens))
+        return tuple(found)
+
     def _pool_view(self, pool: Pool, table: RoutingTable) -> PoolView:
         ready: list[ReplicaView] = []
         not_ready: dict[str, int] = {}
@@ -257,14 +301,18 @@ class Fleet:
         elif slot.view.url != replica.url:
             # A restarted engine counts from zero again: its old scrape says nothing about it.
             fresh = ReplicaView(replica.replica_id, replica.url, replica.state)
+            self._prefixes.forget(replica.replica_id)
             slot.view = replace(
-                fresh, num_in_flight=slot.view.num_in_flight, in_flight_tokens=slot.view.in_flight_tokens
+                fresh,
+                num_in_flight=slot.view.num_in_flight,
+                in_flight_tokens=slot.view.in_flight_tokens,
+                queued_prompt_tokens=slot.view.queued_prompt_tokens,
             )
         slot.view = replace(slot.view, state=replica.state)
         slot.pool_id = pool_id
         return slot
 
-    def _count(self, slot: _Slot, requests: int, tokens: int, now_s: float) -> None:
+    def _count(self, slot: _Slot, requests: int, tokens: int, prompt_tokens: int, now_s: float) -> None:
         slot.recent.append((now_s, requests, tokens))
         view = slot.view
         # Twice a request: built in place, for `replace` takes three times as long.
@@ -283,6 +331,9 @@ class Fleet:
                 view.in_flight_tokens + tokens,
                 view.num_requests_since_scrape + requests,
                 view.num_tokens_since_scrape + tokens,
+                view.queued_prompt_tokens + prompt_tokens,
+                view.num_recent_preemptions,
+                view.adapters,
             ),
         )
 
@@ -297,8 +348,18 @@ class Fleet:
         slot = self._slots[replica_id]
         if slot.view.num_in_flight == 0 and slot.ready_index is None and self._is_gone(replica_id, slot.pool_id):
             del self._slots[replica_id]
+            self._prefixes.forget(replica_id)
 
     def _is_gone(self, replica_id: str, pool_id: str) -> bool:
         if self.table is None:
             return True
         return all(replica_id != r.replica_id for p in self.table.pools if p.pool_id == pool_id for r in p.replicas)
+
+
+def _preemptions(slot: _Slot, snapshot: ReplicaSnapshot) -> float:
+    """Preemptions of late: those since the last scrape, and what is left of earlier ones."""
+    before_s = slot.view.observed_at_s
+    if before_s is None or snapshot.num_preemptions_total < slot.num_preemptions_total:
+        return 0.0  # how long ago those of a first scrape were is not known; a restarted engine counts anew
+    left = slot.view.num_recent_preemptions * math.exp((before_s - snapshot.observed_at_s) / PREEMPTION_FADES_S)
+    return left + snapshot.num_preemptions_total - slot.num_preemptions_total

@@ -64,6 +64,7 @@ class ReplicaSnapshot:
     num_preemptions_total: int = 0
     prefix_cache_queried_tokens_total: int = 0
     prefix_cache_hit_tokens_total: int = 0
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ class Pool:
     """Replicas of one model version on one hardware class under one engine configuration.
 
     `engine_fingerprint` and `hardware_fingerprint` are short digests; a cost row counts for this
-    pool only when both are equal to the row's. `usd_per_hour` is for one replica. `adapters` are those that each of its
-    engines serves, by the names that they have there.
+    pool only when both are equal to the row's. `usd_per_hour` is for one replica, whatever its `num_devices`. `adapters`
+    are those that each of its engines serves, by the names that they have there.
     """
 
     pool_id: str
@@ -98,6 +99,7 @@ class Pool:
     zone: str = "local"
     region: str = "local"
     adapters: tuple[str, ...] = ()
+    num_devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +151,26 @@ class CostRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TierSlo:
+    """What a tier is promised: seconds to the first token, more for each thousand prompt tokens, and a token after."""
+
+    ttft_s: float
+    tpot_s: float
+    ttft_s_per_1k_tokens: float = 0.0
+
+    def ttft_limit_s(self, num_prompt_tokens: int) -> float:
+        """Of a prompt of that length."""
+        return self.ttft_s + self.ttft_s_per_1k_tokens * num_prompt_tokens / 1000.0
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingPolicy:
     """Settings of the router, published with the table so that every worker decides alike.
 
-    `weights` names scorers of policies/routing.py; an unknown name is an error when the table is taken up.
+    `weights` names scorers of policies/scorers.py; an unknown name is an error when the table is taken up.
+    `tier_weights` stand in for them where a tier has its own. A replica whose predicted time at `slo_quantile` takes
+    more than `slo_margin` of what `slos` promise is chosen only when every candidate does. Prefix affinity yields on
+    a replica that holds more than `max_imbalance` requests above the least loaded candidate.
     """
 
     weights: Mapping[str, float] = field(
@@ -163,6 +181,15 @@ class RoutingPolicy:
     queued_tokens_scale: float = 4096.0
     in_flight_scale: float = 16.0
     provenances: tuple[str, ...] = ("measured",)
+    tier_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    slos: Mapping[str, TierSlo] = field(default_factory=dict)
+    slo_quantile: float = 0.99
+    slo_margin: float = 1.0
+    max_imbalance: int = 16
+
+    def weights_of(self, tier: Tier) -> Mapping[str, float]:
+        """What scorers weigh for a request of that tier."""
+        return self.tier_weights.get(tier, self.weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +241,8 @@ class ReplicaView:
 
     `num_in_flight` and `in_flight_tokens` are this worker's own and exact. `num_requests_since_scrape`
     and `num_tokens_since_scrape` are own dispatches minus own finishes since `observed_at_s`, and so
-    may be negative.
+    may be negative. `queued_prompt_tokens` are of own requests without a first token. Preemptions of the last seconds
+    fade.
     """
 
     replica_id: str
@@ -229,6 +257,9 @@ class ReplicaView:
     in_flight_tokens: int = 0
     num_requests_since_scrape: int = 0
     num_tokens_since_scrape: int = 0
+    queued_prompt_tokens: int = 0
+    num_recent_preemptions: float = 0.0
+    adapters: tuple[str, ...] = ()
 
     @property
     def num_requests(self) -> int:
@@ -253,11 +284,24 @@ class PoolView:
 
 
 @value
+class Affinity:
+    """A ready replica that likely holds some of the request's prompt: `view.pools[pool].ready[ready]`."""
+
+    pool: int
+    ready: int
+    num_tokens: int
+
+
+@value
 class RouteView:
-    """All that one routing decision may read. `policy` and `now_s` included, so that it replays alone."""
+    """All that one routing decision may read. `policy` and `now_s` included, so that it replays alone.
+
+    `affinities`: who holds the most of the prompt first.
+    """
 
     now_s: float
     epoch: int
     policy: RoutingPolicy
     pools: tuple[PoolView, ...]
     cost_table_run_id: str | None = None
+    affinities: tuple[Affinity, ...] = ()

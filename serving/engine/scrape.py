@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from serving.core.errors import UpstreamError
 from serving.core.ports import Clock
@@ -67,6 +68,7 @@ def parse_metrics(text: str, replica_id: str, observed_at_s: float) -> ReplicaSn
         if name not in samples:
             raise UpstreamError(f"metrics of {replica_id} lack {name}: is it a vLLM server?")
     try:
+        counters: dict[str, Any] = {field: int(sum(samples.get(name, ()))) for field, name in _COUNTERS.items()}
         return ReplicaSnapshot(
             replica_id=replica_id,
             observed_at_s=observed_at_s,
@@ -74,7 +76,7 @@ def parse_metrics(text: str, replica_id: str, observed_at_s: float) -> ReplicaSn
             num_waiting=int(sum(samples[_WAITING])),
             kv_cache_usage_frac=_mean(samples[_KV_USAGE]),
             kv_cache_capacity_tokens=_capacity_tokens(cache_infos),
-            **{field: int(sum(samples.get(name, ()))) for field, name in _COUNTERS.items()},
+            **counters,
         )
     except (ValueError, OverflowError) as error:  # int(nan), int(inf)
         raise UpstreamError(f"metrics of {replica_id} hold a value that is no number: {error}") from error

@@ -186,7 +186,8 @@ def test_a_policy_that_cannot_decide_is_refused(policy: RoutingPolicy, says: str
     "snapshot", [{}, {"num_running": 10**6, "kv_cache_usage_frac": 1.7}, {"kv_cache_capacity_tokens": 0}]
 )
 def test_every_scorer_stays_in_its_range(name: str, snapshot: dict) -> None:
-    fleet = a_fleet(a_pool("p", a_replica("a")), rows=(a_row(usd_per_million_output_tokens=0.0),))
+    free = a_row(usd_per_million_output_tokens=0.0)
+    fleet = a_fleet(a_pool("p", a_replica("a")), rows=(free,), weights={name: 1.0})
     fleet.on_snapshot(a_snapshot("a", **snapshot))
     decision = decide(fleet, expected_output_tokens=10**6)
     assert isinstance(decision, Route)

@@ -1,9 +1,9 @@
 """The split that knows everything: how much of each tier each class can take, and the highest rate that this carries.
 
-    fluid rates   of each class and tier: the largest batch whose steps, prompts included, keep the tier's TPOT
-    split         a linear programme: the most requests a second, tiers by their shares, replicas not more than there are
-    places        each class's replicas go to its tiers in proportion, the most demanding tier first
-    capacity      the highest rate at which the simulated fleet, so split, keeps 99 % of requests within their SLO
+fluid rates   of each class and tier: the largest batch whose steps, prompts included, keep the tier's TPOT
+split         a linear programme: the most requests a second, tiers by their shares, replicas not more than there are
+places        each class's replicas go to its tiers in proportion, the most demanding tier first
+capacity      the highest rate at which the simulated fleet, so split, keeps 99 % of requests within their SLO
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ def split_of(spec: FleetSpec, model: str, shape: Shape, utilization: float) -> d
     if not found.success or found.x[-1] <= 0.0:
         return {}
     places = found.x[:-1].reshape(num_tiers, num_pools)
-    return {tier: {p.class_name: float(n) for p, n in zip(pools, row, strict=True)} for tier, row in zip(tiers, places, strict=True)}
+    return {
+        tier: {p.class_name: float(n) for p, n in zip(pools, row, strict=True)}
+        for tier, row in zip(tiers, places, strict=True)
+    }
 
 
 class SplitRouter:
@@ -97,7 +100,9 @@ class SplitRouter:
 
     def __init__(self, fleet: ServingFleet, splits: dict[str, dict[Tier, dict[str, float]]]) -> None:
         self._places = {
-            (model, tier): places for model, split in splits.items() for tier, places in _places(fleet, model, split).items()
+            (model, tier): places
+            for model, split in splits.items()
+            for tier, places in _places(fleet, model, split).items()
         }
         self._left_tokens = dict.fromkeys(fleet.replicas, 0.0)
 
@@ -111,6 +116,9 @@ class SplitRouter:
         """More work there."""
         self._left_tokens[replica_id] += _tokens(request)
 
+    def on_first_token(self, replica_id: str, request: SimRequest, now_s: float) -> None:
+        """It needs none."""
+
     def on_finished(self, replica_id: str, request: SimRequest, now_s: float) -> None:
         """Less."""
         self._left_tokens[replica_id] -= _tokens(request)
@@ -123,7 +131,9 @@ def _tokens(request: SimRequest) -> float:
     return request.num_output_tokens + request.num_prompt_tokens / 10.0
 
 
-def _places(fleet: ServingFleet, model: str, split: dict[Tier, dict[str, float]]) -> dict[Tier, list[tuple[str, float]]]:
+def _places(
+    fleet: ServingFleet, model: str, split: dict[Tier, dict[str, float]]
+) -> dict[Tier, list[tuple[str, float]]]:
     """For each tier its replicas and the share of each: along a class's replicas, one tier after the other."""
     by_class: dict[str, list[SimReplica]] = {}
     for replica in fleet.replicas_of(model):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from serving.core.state import ReplicaSnapshot, Tier
+from serving.core.state import ReplicaSnapshot
 from workbench.sim.fleet import FleetSpec, PoolSpec
 from workbench.sim.kernel import Kernel
 from workbench.sim.replica_model import ReplicaModel, Running, Work
@@ -42,6 +42,9 @@ class Router(Protocol):
 
     def on_dispatched(self, replica_id: str, request: SimRequest, now_s: float) -> None:
         """The request is on its way there."""
+
+    def on_first_token(self, replica_id: str, request: SimRequest, now_s: float) -> None:
+        """Its prompt is computed."""
 
     def on_finished(self, replica_id: str, request: SimRequest, now_s: float) -> None:
         """It has said everything."""
@@ -99,6 +102,11 @@ class ServingFleet:
             for pool in pools:
                 self._add_pool(model, pool)
 
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block of a prompt."""
+        return self._workload.block_tokens
+
     def replicas_of(self, model: str) -> list[SimReplica]:
         """Those that serve a model."""
         return [replica for replica in self.replicas.values() if replica.model == model]
@@ -133,7 +141,7 @@ class ServingFleet:
                 step_time,
                 self.spec.engine,
                 block_tokens=self._workload.block_tokens,
-                on_first_token=lambda _: None,
+                on_first_token=self._on_first_token,
                 on_finished=self._on_finished,
             )
             name = f"{pool_id}-{number}"
@@ -157,6 +165,11 @@ class ServingFleet:
             work = Work(request.request_id, request.num_prompt_tokens, request.num_output_tokens, request.blocks)
             self.replicas[replica_id].engine.submit(work)
         self._arrive_next(number + 1)
+
+    def _on_first_token(self, running: Running) -> None:
+        assert self._router is not None
+        request, replica_id = self._placed[running.work.request_id]
+        self._router.on_first_token(replica_id, request, self.kernel.now_s)
 
     def _on_finished(self, running: Running) -> None:
         assert self._router is not None
@@ -198,8 +211,3 @@ class ServingFleet:
             prefix_cache_queried_tokens_total=engine.num_prompt_tokens,
             prefix_cache_hit_tokens_total=engine.num_hit_tokens,
         )
-
-
-def tier_of(spec: FleetSpec, tier: Tier) -> float:
-    """The TPOT limit of a tier, in seconds."""
-    return spec.tiers[tier].tpot_p99_s

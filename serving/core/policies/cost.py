@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from serving.core.state import CostRow, Pool, RequestView
 from serving.core.values import value
@@ -103,10 +104,11 @@ MAX_KEPT_PRICES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The rows of one shape, by concurrency."""
+    """The rows of one shape, by concurrency. `points` is where quote.py keeps what it has read from them."""
 
     rows: tuple[CostRow, ...]
     concurrencies: tuple[int, ...]
+    points: dict[tuple[int, float], Any] = field(default_factory=dict, compare=False)
     _known: dict[int, Prices] = field(default_factory=dict, compare=False)
 
     @classmethod
