@@ -11,6 +11,8 @@ from collections import OrderedDict
 
 BINS_PER_OCTAVE = 4
 NUM_BINS = 17 * BINS_PER_OCTAVE + 1
+MIDDLES: tuple[float, ...] = tuple(2.0 ** (number / BINS_PER_OCTAVE) for number in range(NUM_BINS))
+LARGEST_WEIGHT = 1e9
 FADE = 0.995
 """What an answer counts after the next one: the last 200 or so matter."""
 ENOUGH = 20.0
@@ -21,39 +23,52 @@ UNKNOWN_TOKENS = 256
 
 
 class LengthSketch:
-    """Lengths seen, the latest counting most."""
+    """Lengths seen, the latest counting most: each new one weighs more than the last, which is as if those faded."""
 
-    __slots__ = ("_mean", "_weights", "total")
+    __slots__ = ("_kept", "_newest", "_sum", "_total", "_weights")
 
     def __init__(self) -> None:
         self._weights = [0.0] * NUM_BINS
-        self.total = 0.0
-        self._mean: dict[int | None, float] = {}
+        self._newest = 1.0
+        self._total = self._sum = 0.0
+        self._kept: dict[int, float] = {}
+
+    @property
+    def total(self) -> float:
+        """How many answers this rests on, faded ones counting less."""
+        return self._total / self._newest
 
     def add(self, num_tokens: int) -> None:
         """One more answer."""
-        self._weights = [weight * FADE for weight in self._weights]
-        self._weights[_bin(num_tokens)] += 1.0
-        self.total = self.total * FADE + 1.0
-        self._mean.clear()
+        self._newest /= FADE
+        if self._newest > LARGEST_WEIGHT:
+            self._weights = [weight / self._newest for weight in self._weights]
+            self._total, self._sum, self._newest = self._total / self._newest, self._sum / self._newest, 1.0
+        number = _bin(num_tokens)
+        self._weights[number] += self._newest
+        self._total += self._newest
+        self._sum += self._newest * MIDDLES[number]
+        self._kept.clear()
 
     def mean(self, most: int | None) -> float:
         """Of the lengths, each cut off at `most`; NaN before the first."""
-        found = self._mean.get(most)
+        if not self._total:
+            return math.nan
+        if most is None:
+            return self._sum / self._total
+        found = self._kept.get(most)
         if found is None:
-            cap = math.inf if most is None else most
-            lengths = (weight * min(_middle(number), cap) for number, weight in enumerate(self._weights) if weight)
-            found = sum(lengths) / self.total if self.total else math.nan
-            self._mean[most] = found
+            lengths = (weight * min(middle, most) for weight, middle in zip(self._weights, MIDDLES, strict=True))
+            found = self._kept[most] = sum(lengths) / self._total
         return found
 
     def quantile(self, share: float) -> float:
         """The length that this share of answers does not exceed; NaN before the first."""
         below = 0.0
-        for number, weight in enumerate(self._weights):
+        for weight, middle in zip(self._weights, MIDDLES, strict=True):
             below += weight
-            if weight and below >= share * self.total * (1.0 - 1e-9):
-                return _middle(number)
+            if weight and below >= share * self._total * (1.0 - 1e-9):
+                return middle
         return math.nan
 
 
@@ -89,7 +104,3 @@ class OutputLengths:
 
 def _bin(num_tokens: int) -> int:
     return min(round(math.log2(max(num_tokens, 1)) * BINS_PER_OCTAVE), NUM_BINS - 1)
-
-
-def _middle(number: int) -> float:
-    return float(2.0 ** (number / BINS_PER_OCTAVE))

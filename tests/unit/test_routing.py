@@ -189,7 +189,7 @@ def test_every_scorer_stays_in_its_range(name: str, snapshot: dict) -> None:
     free = a_row(usd_per_million_output_tokens=0.0)
     fleet = a_fleet(a_pool("p", a_replica("a")), rows=(free,), weights={name: 1.0})
     fleet.on_snapshot(a_snapshot("a", **snapshot))
-    decision = decide(fleet, expected_output_tokens=10**6)
+    decision = decide(fleet, expected_output_tokens=10**6, adapter="poet")
     assert isinstance(decision, Route)
     score = decision.candidates[0].scores[name]
     assert score is not None

@@ -87,10 +87,22 @@ class Cell:
         kernel.run()
 
 
-def cost_rows(fleet: FleetSpec, model: str, pool: PoolSpec) -> Iterator[CostRow]:
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The cells of a sweep."""
+
+    prompt_tokens: tuple[int, ...] = PROMPT_TOKENS
+    output_tokens: tuple[int, ...] = OUTPUT_TOKENS
+    concurrencies: tuple[int, ...] = CONCURRENCIES
+
+
+WHOLE = Grid()
+
+
+def cost_rows(fleet: FleetSpec, model: str, pool: PoolSpec, grid: Grid = WHOLE) -> Iterator[CostRow]:
     """The rows of a pool; cells that its KV cache or batch cannot hold are left out."""
     step_time = StepTime.of(fleet, model, pool.class_name, pool.tp)
-    for prompt, output, concurrency in itertools.product(PROMPT_TOKENS, OUTPUT_TOKENS, CONCURRENCIES):
+    for prompt, output, concurrency in itertools.product(grid.prompt_tokens, grid.output_tokens, grid.concurrencies):
         most = (prompt + output) * SPREAD[1] + fleet.engine.block_size
         if concurrency > fleet.engine.max_num_seqs or most > step_time.kv_capacity_tokens:
             continue

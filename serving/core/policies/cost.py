@@ -160,6 +160,7 @@ class Curves:
     since_s: float
     until_s: float
     _logs: tuple[tuple[float, float, Shape], ...]
+    _known: dict[tuple[int, int], Curve] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, rows: Sequence[CostRow], now_s: float) -> Curves:
@@ -176,14 +177,25 @@ class Curves:
         )
 
     def nearest(self, num_prompt_tokens: int, num_output_tokens: int) -> Curve:
-        """The curve of the shape nearest in log tokens; the shape breaks ties, so that no order of rows does."""
+        """The curve of the shape nearest in log tokens; the shape breaks ties, so that no order of rows does.
+
+        Both numbers are taken to the nearest sixteenth of an octave: near ones are then looked up, not compared again.
+        """
         if len(self._logs) == 1:
             return self.by_shape[self._logs[0][2]]
-        log_prompt, log_output = math.log(num_prompt_tokens + 1), math.log(num_output_tokens + 1)
-        _, shape = min([(abs(p - log_prompt) + abs(o - log_output), shape) for p, o, shape in self._logs])
-        return self.by_shape[shape]
+        key = (
+            round(math.log(num_prompt_tokens + 1) * STEPS_PER_LOG),
+            round(math.log(num_output_tokens + 1) * STEPS_PER_LOG),
+        )
+        found = self._known.get(key)
+        if found is None:
+            log_prompt, log_output = key[0] / STEPS_PER_LOG, key[1] / STEPS_PER_LOG
+            _, shape = min([(abs(p - log_prompt) + abs(o - log_output), shape) for p, o, shape in self._logs])
+            found = self._known[key] = self.by_shape[shape]
+        return found
 
 
+STEPS_PER_LOG = 16 / math.log(2)
 MAX_KEPT_CURVES = 1024
 _kept: dict[int, tuple[Sequence[CostRow], Curves]] = {}
 
