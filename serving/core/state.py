@@ -81,8 +81,8 @@ class Pool:
     """Replicas of one model version on one hardware class under one engine configuration.
 
     `engine_fingerprint` and `hardware_fingerprint` are short digests; a cost row counts for this
-    pool only when both are equal to the row's. `usd_per_hour` is for one replica, whatever its `num_devices`. `adapters`
-    are those that each of its engines serves, by the names that they have there.
+    pool only when both are equal to the row's. `usd_per_hour` is for one replica, whatever its `num_devices`.
+    `adapters` are those that each of its engines serves, by the names that they have there.
     """
 
     pool_id: str

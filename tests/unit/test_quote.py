@@ -178,7 +178,9 @@ def test_preemptions_lower_the_score_and_fade():
 
 
 def test_a_loaded_adapter_draws_its_requests():
-    fleet = a_fleet(a_pool("p", a_replica("a"), a_replica("b")), weights={"adapter": 1.0, "in_flight": 0.1})
+    fleet = a_fleet(
+        a_pool("p", a_replica("a"), a_replica("b"), adapters=("poet",)), weights={"adapter": 1.0, "in_flight": 0.1}
+    )
     fleet.on_snapshot(a_snapshot("a", adapters=("poet",), num_running=4))
     assert choose(fleet, adapter="poet").replica_id == "a"
     assert choose(fleet).replica_id == "b"

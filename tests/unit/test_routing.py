@@ -187,7 +187,7 @@ def test_a_policy_that_cannot_decide_is_refused(policy: RoutingPolicy, says: str
 )
 def test_every_scorer_stays_in_its_range(name: str, snapshot: dict) -> None:
     free = a_row(usd_per_million_output_tokens=0.0)
-    fleet = a_fleet(a_pool("p", a_replica("a")), rows=(free,), weights={name: 1.0})
+    fleet = a_fleet(a_pool("p", a_replica("a"), adapters=("poet",)), rows=(free,), weights={name: 1.0})
     fleet.on_snapshot(a_snapshot("a", **snapshot))
     decision = decide(fleet, expected_output_tokens=10**6, adapter="poet")
     assert isinstance(decision, Route)
