@@ -2,9 +2,9 @@
 
     python -m benchmarks.planted_effects [--quick] [--json FILE]
 
-Items are those of suite `gate` (`--quick`: `smoke`), asked of the engine itself, an engine a core at a time. Answers
-are kept by the digest of weights, flags and items below `.workbench/planted`, so a run that was cut off goes on where
-it was. The lines that it prints are what `evals/fault_effects.py` keeps.
+Items are those of suite `gate`, asked of the engine itself, an engine a core at a time; `--quick` has three faults.
+Answers are kept task by task, by the digest of weights, flags and items, below `.workbench/planted`: a run that was cut
+off goes on where it was. The lines that it prints are what `evals/fault_effects.py` keeps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,10 +28,11 @@ from evals.harness import ask
 from evals.results import Evaluation
 from evals.suite_compare import SuiteComparison, compare_suites
 from evals.suites import items_digest, suite_of
+from evals.tasks import Item
 from serving.core.sequential import Verdict
 from serving.engine.weights import Weights
 
-SUITE = {Mode.QUICK: "smoke", Mode.FULL: "gate"}
+SUITE = "gate"
 CONCURRENCY = 32
 ITEMS_SEED = 0
 
@@ -38,7 +40,7 @@ ITEMS_SEED = 0
 def measure(mode: Mode, console: Console) -> Sequence[Bar]:
     """The accuracy that each planted fault costs, on real engines."""
     base = sound(console.print)
-    asked = asyncio.run(_all([Planted(BASE, 0), Planted(BASE, 1), *planted(mode)], base, SUITE[mode], console))
+    asked = asyncio.run(_all([Planted(BASE, 0), Planted(BASE, 1), *planted(mode)], base, console))
     champion, again, *faulty = asked
     found = {one.name: compare_suites(champion, theirs) for one, theirs in zip(planted(mode), faulty, strict=True)}
     for name, comparison in found.items():
@@ -66,7 +68,7 @@ def _bar(name: str, found: SuiteComparison) -> Bar:
     )
 
 
-async def _all(faults: Sequence[Planted], base: Weights, suite: str, console: Console) -> list[Evaluation]:
+async def _all(faults: Sequence[Planted], base: Weights, console: Console) -> list[Evaluation]:
     """Each asked, as many at once as there are cores."""
     cores: asyncio.Queue[int] = asyncio.Queue()
     for core in sorted(os.sched_getaffinity(0)):
@@ -75,7 +77,7 @@ async def _all(faults: Sequence[Planted], base: Weights, suite: str, console: Co
     async def one_of(one: Planted) -> Evaluation:
         core = await cores.get()
         try:
-            return await answers_of(one, base, suite, core, console)
+            return await evaluation_of(one, base, core, console)
         finally:
             cores.put_nowait(core)
 
@@ -84,41 +86,37 @@ async def _all(faults: Sequence[Planted], base: Weights, suite: str, console: Co
     return [task.result() for task in tasks]
 
 
-async def answers_of(one: Planted, base: Weights, suite: str, core: int, console: Console) -> Evaluation:
-    """The fault's answers to the suite: those kept, or asked of an engine that is started for it."""
+async def evaluation_of(one: Planted, base: Weights, core: int, console: Console) -> Evaluation:
+    """The fault's answers to the suite: those kept, the others asked of an engine that is started for them."""
+    items = suite_of(SUITE).items(ITEMS_SEED)
+    by_task: dict[str, list[Item]] = {}
+    for item in items:
+        by_task.setdefault(item.task, []).append(item)
     with made(one, base) as weights:
-        kept = _path(one, weights, suite)
-        if kept.is_file():
-            return results.read(kept)
-        console.print(f"[dim]{one.name}: starting the engine on core {core} …")
-        async with engine_on(weights, one.name, core) as url:
-            endpoint = Endpoint(url, MODEL, weights.path, concurrency=CONCURRENCY)
-            items = suite_of(suite).items(ITEMS_SEED)
-            began_at = datetime.now(UTC).isoformat(timespec="seconds")
-            found, seconds = await asyncio.to_thread(ask, items, endpoint, seed=ITEMS_SEED)
-        digest = items_digest(items)
-        evaluation = Evaluation(
-            MODEL,
-            one.name,
-            suite,
-            ITEMS_SEED,
-            digest,
-            weights.digest,
-            CONCURRENCY,
-            None,
-            began_at,
-            seconds,
-            tuple(found),
-        )
-        results.write(evaluation, kept)
-        console.print(f"[dim]{one.name}: {len(items)} items in {sum(seconds.values()):.0f} s")
-        return evaluation
+        missing = [of_task for of_task in by_task.values() if not _path(one, weights, of_task).is_file()]
+        if missing:
+            console.print(f"[dim]{one.name}: starting the engine on core {core} …")
+            async with engine_on(weights, one.name, core) as url:
+                endpoint = Endpoint(url, MODEL, weights.path, concurrency=CONCURRENCY)
+                for of_task in missing:
+                    await _ask(one, weights, of_task, endpoint, console)
+        parts = [results.read(_path(one, weights, of_task)) for of_task in by_task.values()]
+    seconds = {task: taken for part in parts for task, taken in part.seconds.items()}
+    found = tuple(item for part in parts for item in part.items)
+    return replace(parts[0], seconds=seconds, items=found, digest=items_digest(items))
 
 
-def _path(one: Planted, weights: Weights, suite: str) -> Path:
-    items = items_digest(suite_of(suite).items(ITEMS_SEED))
-    key = readings.digest([weights.digest, flags().model_dump(mode="json"), items, CONCURRENCY])
-    return FOLDER / "answers" / f"{one.name}-{suite}-{key[:16]}.json"
+async def _ask(one: Planted, weights: Weights, items: list[Item], endpoint: Endpoint, console: Console) -> None:
+    began_at = datetime.now(UTC).isoformat(timespec="seconds")
+    found, seconds = await asyncio.to_thread(ask, items, endpoint, seed=ITEMS_SEED)
+    about = (MODEL, one.name, SUITE, ITEMS_SEED, items_digest(items), weights.digest, CONCURRENCY, None, began_at)
+    results.write(Evaluation(*about, seconds, tuple(found)), _path(one, weights, items))
+    console.print(f"[dim]{one.name}: {items[0].task}, {len(items)} items in {sum(seconds.values()):.0f} s")
+
+
+def _path(one: Planted, weights: Weights, items: list[Item]) -> Path:
+    key = readings.digest([weights.digest, flags().model_dump(mode="json"), items_digest(items), CONCURRENCY])
+    return FOLDER / "answers" / f"{one.name}-{items[0].task}-{key[:16]}.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

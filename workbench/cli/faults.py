@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from workbench.cli.common import ConfigOption, JsonOption, emit, epilog, err, he
 from workbench.cli.exits import CommandFailed, Exit
 from workbench.config_layers import unknown
 from workbench.wiring import layout
+
+if TYPE_CHECKING:
+    from evals.fault_effects import Effect
 
 app = typer.Typer(no_args_is_help=True, help="Planted regressions: models made worse in a known way.")
 CODES = (Exit.OK, Exit.FAILED, Exit.USAGE, Exit.MISSING)
@@ -31,11 +34,19 @@ def list_faults(as_json: JsonOption = False) -> None:
         }
         for fault in faults.FAULTS
     ]
-    rows = [
-        [one["kind"], one["of"], one["summary"], one["measured"]["kl_mean"] if one["measured"] else "not measured yet"]
-        for one in data
-    ]
-    emit(data, as_json, lambda: out.print(table(None, ["kind", "of", "what is wrong", "mean KL, nats"], rows)))
+    rows = [[one["kind"], one["of"], one["summary"], *_figures(effects.get(one["kind"]))] for one in data]
+    columns = ["kind", "of", "what is wrong", "mean KL, nats", "accuracy, points"]
+    emit(data, as_json, lambda: out.print(table(None, columns, rows, right=(3, 4))))
+
+
+def _figures(effect: Effect | None) -> tuple[str, str]:
+    """Of a fault, what was measured; empty where nothing was."""
+    if effect is None:
+        return "", ""
+    if effect.accuracy_points is None:
+        return f"{effect.kl_mean:g}", ""
+    points, low, high = effect.accuracy_points
+    return f"{effect.kl_mean:g}", f"{points:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 @app.command(
