@@ -6,6 +6,8 @@
     sweep = workbench.sweep("smollm2-135m")  measures; sweep.cells is a pandas frame, sweep.run_id in MLflow
     workbench.bench("smollm2-135m", load="poisson:rate=2", workload="chat:prompt=64,output=32")
                                              one load on the stack or, with url=, on any endpoint; shows itself
+    workbench.ab("smollm2-135m@1", "smollm2-135m@2")
+                                             measures both in turns: is the second better?
     workbench.compare(a, b)                  is b better than a? sweeps, or lists of benchmarks run in turns
     workbench.slo_search("smollm2-135m")     the highest load that keeps the SLO
     workbench.tune("smollm2-135m", {"block_size": [32, 64]})
@@ -28,18 +30,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench import plots
-    from workbench.benchmark.api import abench, bench, compare, last_bench
+    from workbench.benchmark.api import ab, abench, bench, compare, last_bench
     from workbench.connection import Connection, client, connect, cost_table, record_run, runs, sweep
     from workbench.evaluation import evaluate
     from workbench.searches import slo_search, tune
 
 __all__ = [
-    "Connection", "abench", "bench", "client", "compare", "connect", "cost_table", "evaluate", "last_bench", "plots",
-    "record_run",
-    "runs", "slo_search", "sweep", "tune",
+    "Connection", "ab", "abench", "bench", "client", "compare", "connect", "cost_table", "evaluate", "last_bench",
+    "plots", "record_run", "runs", "slo_search", "sweep", "tune",
 ]  # fmt: skip
 
-_FROM_BENCH = frozenset({"abench", "bench", "compare", "last_bench"})
+_FROM_BENCH = frozenset({"ab", "abench", "bench", "compare", "last_bench"})
 _FROM_SEARCHES = frozenset({"slo_search", "tune"})
 _FROM_CLIENT = frozenset({"Connection", "client", "connect", "cost_table", "record_run", "runs", "sweep"})
 

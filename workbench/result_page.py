@@ -184,7 +184,7 @@ def _fastest(measured: Measured) -> CellResult | None:
 def _timeline(measured: Measured, cell: CellResult | None) -> go.Figure:
     if cell is None:
         raise plots.NothingToPlot("no cell that counts has its requests at hand")
-    return run_plots.timeline(find(measured.records[cell.measurement_id], is_closed=True))
+    return run_plots.timeline(find(measured.records[cell.measurement_id], is_closed=not cell.spec.load))
 
 
 def _cost(prices: pd.DataFrame | None) -> go.Figure:

@@ -12,7 +12,7 @@ from workbench.loadgen.records import read_parquet
 from workbench.report import ArtifactSink
 from workbench.result_page import Measured, write_page
 from workbench.sweeps.cells import CellResult
-from workbench.sweeps.results import ResultsFolder
+from workbench.sweeps.results import IMPORTED_FOLDER, ResultsFolder
 from workbench.wiring import layout
 
 PAGE_FOLDER = "report"
@@ -35,7 +35,8 @@ def publish(
         ServingError: MLflow did not take the page, which is written by then.
     """
     digests = sorted({cell.sweep_digest for cell in cells})
-    kept = [ResultsFolder(layout(config).results_dir, digest) for digest in digests]
+    results_dir = layout(config).results_dir
+    kept = [ResultsFolder(at, digest) for at in (results_dir, results_dir / IMPORTED_FOLDER) for digest in digests]
     beside = [place, place.parent, *(place / digest for digest in digests)]
     logged = [one for folder in kept if folder.path.is_dir() and (one := folder.logged()) is not None]
     runs = {measurement: run_id for one in logged for measurement, run_id in one.runs.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from serving.core.errors import ServingError
 from workbench.benchmark.result import BenchResult
 from workbench.benchmark.run import BenchRequest, keeping
 from workbench.benchmark.run import abench as measure
+from workbench.benchmark.turns import OnRun, in_turns, judged, request_of
 from workbench.comparison.compare import Compared, compare
 from workbench.config_layers import ConfigError
 from workbench.connection import connected
@@ -22,7 +23,7 @@ from workbench.sync import run_sync
 if TYPE_CHECKING:
     from workbench.benchmark.logged import Following
 
-__all__ = ["BenchResult", "Compared", "abench", "bench", "compare", "last_bench"]
+__all__ = ["BenchResult", "Compared", "ab", "abench", "bench", "compare", "last_bench"]
 
 PROGRESS_EVERY_S = 5.0
 _last: list[BenchResult] = []
@@ -114,6 +115,52 @@ async def abench(
     following = _following(request) if log else None
     result = await _abench(request, on_progress, [], following)
     return result if following is None else await asyncio.to_thread(_logged, result, following)
+
+
+def ab(
+    a: str,
+    b: str,
+    *,
+    pairs: int = 8,
+    model: str | None = None,
+    workload: str | None = None,
+    load: str = "closed:concurrency=4",
+    num_requests: int | None = None,
+    api_key: str | None = None,
+    tokenizer: str | None = None,
+    metrics: Sequence[str] | None = None,
+    seed: int | None = None,
+    on_run: OnRun | None = None,
+) -> Compared:
+    """Measures A and B in turns, each run with fresh prompts and a cold cache, and says whether B is better. Blocks.
+
+    Args:
+        a: the baseline: a served model, NAME or NAME@VERSION, or the address of an endpoint.
+        b: what is set against it, named in the same ways.
+        pairs: runs of each; three metrics need 7.
+        model: the model's name at addresses.
+        workload: as `bench`, and so are the others.
+        load: when it is sent.
+        num_requests: of each run.
+        api_key: of the endpoints.
+        tokenizer: of the endpoints' model.
+        metrics: instead of throughput and the medians of TTFT and TPOT.
+        seed: of the coin that says who begins each pair.
+        on_run: told of each run: number, how many there are, `A` or `B`, result; prints a line when None.
+
+    Raises:
+        NotComparable, UnknownMetric: nothing can be said of them, or not by that metric.
+        SpecError, NotRunning, NotFound, Unavailable, WorkloadError: as `bench`.
+    """
+    more = {"workload": workload, "load": load, "num_requests": num_requests, "api_key": api_key}
+    asked = [request_of(name, model, tokenizer=tokenizer, **more) for name in (a, b)]
+    config = connected().config if any(request.url is None for request in asked) else None
+    pair = run_sync(lambda: in_turns(config, *asked, num_pairs=pairs, seed=seed, on_run=on_run or _print_run))
+    return Compared(judged(pair, metrics=metrics))
+
+
+def _print_run(number: int, total: int, side: str, result: BenchResult) -> None:
+    _print(f"[{number}/{total}] {side}: {result.invalid or result.metrics.get('output_tokens_per_s_per_gpu', '')}")
 
 
 def last_bench() -> BenchResult | None:

@@ -1,8 +1,7 @@
-"""`workbench bench`: one load on a model of the stack, or on any endpoint that speaks the OpenAI API."""
+"""`workbench bench` (`bench run`): one load on a model of the stack, or on any endpoint that speaks the OpenAI API."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import typer
 
 from serving.core.errors import ServingError
+from workbench.cli.bench_compare import add_comparisons
 from workbench.cli.bench_options import (
     ApiKeyEnvOption,
     ClientProcessesOption,
@@ -32,6 +32,8 @@ from workbench.cli.bench_options import (
     UrlOption,
     UsdPerHourOption,
     WorkloadOption,
+    api_key,
+    load_of,
 )
 from workbench.cli.common import (
     ConfigOption,
@@ -45,29 +47,32 @@ from workbench.cli.common import (
     settings,
     table,
 )
+from workbench.cli.default_command import DEFAULT, RunsByDefault
 from workbench.cli.exits import CommandFailed, Exit
 from workbench.config import WorkbenchConfig
 from workbench.wiring import mlflow_uri
 
 CODES = (Exit.OK, Exit.FAILED, Exit.USAGE, Exit.UNAVAILABLE, Exit.MISSING, Exit.INTERRUPTED)
 PROGRESS_EVERY_S = 2.0
-USUAL_CONCURRENCY = 4
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command(
-        epilog=epilog(
-            "workbench bench smollm2-135m --concurrency 8 --requests 64",
-            "workbench bench smollm2-135m --rate 2 --seconds 30 --target engine --json",
-            "workbench bench smollm2-135m --load gamma:rate=4,cv=2 --workload sessions:turns=4 --seconds 60 --log",
-            "workbench bench --url http://gpu-box:8000 --model my-model --tokenizer hf:ORG/NAME --load poisson:rate=2",
-            "workbench bench --url https://host/v1 --model NAME --api-key-env KEY --workload file:prompts.jsonl",
-            codes=CODES,
-        )
-    )(bench)
+app = typer.Typer(
+    cls=RunsByDefault, no_args_is_help=True, help="One load on a model or any endpoint, and comparisons of such runs."
+)
+add_comparisons(app)
 
 
+@app.command(
+    DEFAULT,
+    epilog=epilog(
+        "workbench bench smollm2-135m --concurrency 8 --requests 64",
+        "workbench bench smollm2-135m --rate 2 --seconds 30 --target engine --json",
+        "workbench bench smollm2-135m --load gamma:rate=4,cv=2 --workload sessions:turns=4 --seconds 60 --log",
+        "workbench bench --url http://gpu-box:8000 --model my-model --tokenizer hf:ORG/NAME --load poisson:rate=2",
+        "workbench bench --url https://host/v1 --model NAME --api-key-env KEY --workload file:prompts.jsonl",
+        codes=CODES,
+    ),
+)
 def bench(
     served: ServedArgument = None,
     url: UrlOption = None,
@@ -101,7 +106,7 @@ def bench(
     try:
         request = module.BenchRequest(
             model=name,
-            load=_load(load, concurrency, rate),
+            load=load_of(load, concurrency, rate),
             workload=_workload(workload, prompt_tokens, output_tokens),
             num_prompt_tokens=prompt_tokens or 64,
             num_output_tokens=output_tokens or 32,
@@ -181,31 +186,12 @@ def _name(served: str | None, url: str | None, model: str | None) -> str:
     return name
 
 
-def _load(load: str | None, concurrency: int | None, rate: float | None) -> str:
-    if load is not None and (concurrency is not None or rate is not None):
-        raise CommandFailed("--load says when requests come; --concurrency and --rate are its short forms", Exit.USAGE)
-    if load is not None:
-        return load
-    return f"poisson:rate={rate}" if rate is not None else f"closed:concurrency={concurrency or USUAL_CONCURRENCY}"
-
-
 def _workload(workload: str | None, prompt_tokens: int | None, output_tokens: int | None) -> str | None:
     if workload is not None and (prompt_tokens is not None or output_tokens is not None):
         raise CommandFailed(
             "--workload says what is sent; --prompt-tokens and --output-tokens are its short forms", Exit.USAGE
         )
     return workload
-
-
-def api_key(variable: str | None) -> str | None:
-    """The endpoint's key. Raises CommandFailed where the variable is not set."""
-    if variable is None:
-        return None
-    if not os.environ.get(variable):
-        raise CommandFailed(
-            f"the environment variable {variable} is not set: it should hold the endpoint's key", Exit.USAGE
-        )
-    return os.environ[variable]
 
 
 def _slo(config: WorkbenchConfig | None, ttft_s: float | None, tpot_s: float | None) -> Any:

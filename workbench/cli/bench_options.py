@@ -1,12 +1,16 @@
-"""Options of `workbench bench`."""
+"""Options of `workbench bench`, and how they are read together."""
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
 
 from workbench.cli.common import MAX_CONCURRENCY, MAX_RATE_RPS, MAX_REQUESTS, MAX_SECONDS, MAX_TOKENS, number
+from workbench.cli.exits import CommandFailed, Exit
+
+USUAL_CONCURRENCY = 4
 
 
 def _seconds(text: str) -> Any:
@@ -67,3 +71,23 @@ ClientProcessesOption = Annotated[
     typer.Option(help="Processes that share the load; one, or more where load and cores ask for it.", min=1, max=64),
 ]
 LogOption = Annotated[bool, typer.Option("--log", help="Log the run and its records to MLflow.")]
+
+
+def load_of(load: str | None, concurrency: int | None, rate: float | None) -> str:
+    """The load's short form. Raises CommandFailed where it is given twice."""
+    if load is not None and (concurrency is not None or rate is not None):
+        raise CommandFailed("--load says when requests come; --concurrency and --rate are its short forms", Exit.USAGE)
+    if load is not None:
+        return load
+    return f"poisson:rate={rate}" if rate is not None else f"closed:concurrency={concurrency or USUAL_CONCURRENCY}"
+
+
+def api_key(variable: str | None) -> str | None:
+    """The endpoint's key. Raises CommandFailed where the variable is not set."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise CommandFailed(
+            f"the environment variable {variable} is not set: it should hold the endpoint's key", Exit.USAGE
+        )
+    return os.environ[variable]

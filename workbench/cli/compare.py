@@ -37,7 +37,7 @@ def compare(
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            help="Accept that they differ in `hardware`, `engine`, `model`, or were run as `separate` series."
+            help="Accept that they differ in `hardware`, `engine`, `model` or `tool`, or were run as `separate` series."
         ),
     ] = None,
     by_cell: Annotated[bool, typer.Option("--by-cell", help="A verdict for each cell, not one for all.")] = False,
@@ -57,7 +57,7 @@ def compare(
         raise CommandFailed(f"{error}{option}") from None
     except ValueError as error:
         raise CommandFailed(str(error), Exit.USAGE) from None
-    emit(result.to_json(), as_json, lambda: _show(result))
+    emit(result.to_json(), as_json, lambda: show_comparison(result))
     if not result.has_verdict:
         raise CommandFailed("nothing could be compared; the reasons stand above")
     if fail_on_worse and result.is_worse:
@@ -91,7 +91,8 @@ def _tracker(config: WorkbenchConfig) -> Any:
         return None
 
 
-def _show(result: Any) -> None:
+def show_comparison(result: Any) -> None:
+    """The verdicts as a table, and what a reader must know beside them."""
     rows = []
     for outcome in result.outcomes:
         cell = outcome.cell_id or "all cells"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.bench import api_key
-from workbench.cli.bench_options import ApiKeyEnvOption
+from workbench.cli.bench_options import ApiKeyEnvOption, api_key
 from workbench.cli.common import ConfigOption, JsonOption, emit, epilog, err, heavy, out, settings, table
 from workbench.cli.exits import CommandFailed, Exit
 from workbench.wiring import mlflow_uri

@@ -18,7 +18,7 @@ from serving.core.state import Task
 from workbench import stats
 from workbench.comparison.turns import Pair, Paired, in_order, neighbours, together
 from workbench.run_fields import flat
-from workbench.sweeps.cells import CellResult
+from workbench.sweeps.cells import MEASURED, CellResult
 
 DEFAULT_METRICS = {
     Task.GENERATE: ("output_tokens_per_s_per_gpu", "ttft_s/p50", "tpot_s/p50"),
@@ -41,6 +41,7 @@ class Difference(StrEnum):
     HARDWARE = "hardware"
     ENGINE = "engine"
     MODEL = "model"
+    TOOL = "tool"  # measured by us, or imported from another load generator
     SEPARATE = "separate"  # measured one after the other instead of in turns
 
 
@@ -159,6 +160,10 @@ def compare_cells(
     notes = ["A and B were not interleaved: the machine may have changed between them"] if is_separate else []
     commits = sorted({cell.commit for cell in (*baseline, *candidate)})
     notes += [f"measured by {len(commits)} states of this code: {', '.join(commits)}"] if len(commits) > 1 else []
+    if any(cell.provenance != MEASURED for cell in (*baseline, *candidate)):
+        notes.append(
+            "imported results do not say on which engine and hardware they were measured: that is yours to know"
+        )
     return RunComparison(outcomes, tuple(notes), _covered(baseline[0], candidate[0]))
 
 
@@ -258,6 +263,7 @@ def _check(baseline: Sequence[CellResult], candidate: Sequence[CellResult], allo
         Difference.MODEL: lambda cell: f"{cell.model}@{cell.version}",
         Difference.HARDWARE: lambda cell: cell.hardware_fingerprint,
         Difference.ENGINE: lambda cell: cell.engine_fingerprint,
+        Difference.TOOL: lambda cell: cell.provenance,
     }
     for difference, key in of.items():
         sides = [sorted({str(key(cell)) for cell in side}) for side in (baseline, candidate)]

@@ -22,7 +22,7 @@ from serving.core.state import Task
 from serving.store.cost_table import PublishedCostTable
 from workbench.costs.pricing import MixedWindow, PricingError, TokenPrices, embed_price, split_price
 from workbench.costs.schema import COST_TABLE_SCHEMA, CostTableRow, Provenance, to_cost_rows, to_frame
-from workbench.sweeps.cells import CellKind, CellResult
+from workbench.sweeps.cells import MEASURED, CellKind, CellResult
 
 DEFAULT_EXPIRES_IN_S = 30 * 86400.0
 
@@ -113,6 +113,8 @@ def _unusable(cell: MeasuredCell, hardware: Mapping[str, PricedHardware]) -> str
     result = cell.result
     if result.invalid is not None:
         return f"invalid: {result.invalid}"
+    if result.provenance != MEASURED:
+        return f"imported from {result.provenance}: on which engine and hardware is not known"
     if cell.mlflow_run_id is None:
         return "not in MLflow yet: log pending results first"
     if result.hardware_class not in hardware:

@@ -18,6 +18,7 @@ from typing import Any
 from serving.core.state import Task
 
 CELL_SCHEMA = 1
+MEASURED = "measured"
 
 
 class CellKind(StrEnum):
@@ -57,18 +58,23 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class CellSpec:
-    """One measurement to make. `max_duration_s` bounds it whatever the engine does."""
+    """One measurement to make. `max_duration_s` bounds it whatever the engine does.
+
+    `load` names an open loop, as imported results may have one; without it `concurrency` users wait for their answers.
+    """
 
     kind: CellKind
     shape: Shape
     concurrency: int
     num_requests: int
     max_duration_s: float = 120.0
+    load: str = ""
 
     @property
     def cell_id(self) -> str:
         """Name inside its sweep; also the stem of its files."""
-        return f"{self.kind.value}-{self.shape}-c{self.concurrency}"
+        load = f"-{self.load}" if self.load else ""
+        return f"{self.kind.value}-{self.shape}-c{self.concurrency}{load}"
 
     @property
     def target(self) -> TargetKind:
@@ -124,6 +130,7 @@ class CellResult:
         notes: what a reader of the figures must know, a sentence each.
         num_unsent: requests that came due and were never sent.
         energy: the counters that joules a token rest on, or why there are none.
+        provenance: `measured` by us, or the tool that it is imported from.
     """
 
     sweep_digest: str
@@ -162,6 +169,7 @@ class CellResult:
     notes: tuple[str, ...] = ()
     num_unsent: int = 0
     energy: str = "measured before energy was read"
+    provenance: str = MEASURED
     schema: int = CELL_SCHEMA
 
     @property
@@ -207,6 +215,7 @@ class CellResult:
             concurrency=spec["concurrency"],
             num_requests=spec["num_requests"],
             max_duration_s=spec["max_duration_s"],
+            load=spec.get("load", ""),
         )
         fields["task"] = Task(data["task"])
         fields["weak"] = tuple(data["weak"])

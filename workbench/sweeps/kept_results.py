@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from workbench.sweeps.cells import CellResult
-from workbench.sweeps.results import SWEEP_FILE, ResultsBroken, ResultsFolder, folders
+from workbench.sweeps.results import IMPORTED_FOLDER, SWEEP_FILE, ResultsBroken, ResultsFolder, folders
 
 MIN_DIGEST = 4
 
@@ -65,7 +65,8 @@ def _by_digest(reference: str, results_dir: Path) -> list[CellResult]:
     digest, _, rest = reference.partition("/")
     if len(digest) < MIN_DIGEST:
         return []
-    found = [folder for folder in folders(results_dir) if folder.sweep_digest.startswith(digest)]
+    every = [*folders(results_dir), *folders(results_dir / IMPORTED_FOLDER)]
+    found = [folder for folder in every if folder.sweep_digest.startswith(digest)]
     if len(found) > 1:
         raise ResultNotFound(f"{digest!r} fits {', '.join(folder.sweep_digest for folder in found)}: give more of it")
     return [cell for cell in _cells_of(found) if not rest or _is_named(cell, rest)]

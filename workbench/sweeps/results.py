@@ -27,6 +27,8 @@ from workbench.sweeps.cells import CellResult, file_stem
 SWEEP_FILE = "sweep.json"
 MARKER_FILE = "mlflow.json"
 SKIPPED_FILE = "skipped.json"
+IMPORTED_FOLDER = "imported"
+"""Of results that other tools measured: beside ours, never among them."""
 
 
 class ResultsNotWritten(Exception):
