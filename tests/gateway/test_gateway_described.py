@@ -85,6 +85,25 @@ async def test_metrics_are_named_as_prometheus_wants_them(gateway: Gateway) -> N
     assert metric(gateway, "workbench_routing_table_epoch") == 1
 
 
+async def test_what_clients_send_makes_no_new_series(gateway: Gateway) -> None:
+    async def ask(word: str) -> None:
+        headers = [(b"x-request-id", word.encode()), (b"x-session-id", word.encode()), (b"user-agent", word.encode())]
+        for model in (word, f"m@{word}", f"m+{word}", "m"):
+            await post(gateway, CHAT, chat(model=model, user=word), headers)
+        await post(gateway, CHAT, chat(service_tier=word))
+        await post(gateway, CHAT, chat(fake={"status": 500}))
+        await post(gateway, f"/v1/{word}", chat())
+        await get(gateway, f"/v1/models/{word}?{word}={word}")
+
+    await ask("first")
+    before = {line.rpartition(" ")[0] for line in gateway.metrics.page().decode().splitlines()}
+    for number in range(20):
+        await ask(f"word-{number}")
+    page = gateway.metrics.page().decode()
+    assert {line.rpartition(" ")[0] for line in page.splitlines()} == before
+    assert "word-" not in page
+
+
 @pytest.mark.parametrize(
     ("row", "state"),
     [
