@@ -21,7 +21,7 @@ from flask import Response, after_this_request, g, make_response, request
 from mlflow.server.auth import authenticate_request_basic_auth, store
 from werkzeug.datastructures import Authorization
 
-from serving.core.registry_access import Kind, Role, Write, refusal, writes_of
+from serving.core.registry_access import Kind, Role, Write, is_closed, refusal, writes_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ def authenticate() -> Authorization | Response:
     if hasattr(g, "workbench_has_looked"):
         return authorization
     g.workbench_has_looked = True
+    if is_closed(request.path):
+        return make_response("Permission denied: MLflow's assistant is closed here", 403)
     writes = writes_of(request.method, request.path, request.args, _body())
     if not writes:
         return authorization

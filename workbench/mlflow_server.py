@@ -89,6 +89,8 @@ def _auth_env(data_dir: Path, auth: ServerAuth) -> dict[str, str]:
     settings.write_text(auth_settings(data_dir / "auth.db"), "utf-8")
     return {
         "MLFLOW_AUTH_CONFIG_PATH": str(settings),
+        # A route that MLflow has no permission for is refused, not let through.
+        "MLFLOW_BASIC_AUTH_FAIL_CLOSED": "true",
         "MLFLOW_AUTH_ADMIN_USERNAME": auth.admin.username,
         "MLFLOW_AUTH_ADMIN_PASSWORD": auth.admin.password,
         "MLFLOW_FLASK_SERVER_SECRET_KEY": auth.secret_key,

@@ -27,12 +27,14 @@ from serving.store.replicas import ReplicaReport
 class Registered:
     """Champion and all versions of each registered model.
 
-    `claims` are the tags, by model and version, that releases are judged by, as the registry has them.
+    `claims` are the tags, by model and version, that releases are judged by, as the registry has them. `registry` tells
+    one registry from any other, also from one that began anew at the same address; empty where it does not say.
     """
 
     champions: Mapping[str, str]
     versions: Mapping[str, tuple[str, ...]]
     claims: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+    registry: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class LazyRegistry:
             registry.champions(),
             {name: tuple(one.version for one in versions) for name, versions in found.items()},
             {name: {one.version: one.claims for one in versions} for name, versions in found.items()},
+            registry.identity(),
         )
 
     def said_champion(self, model: str) -> str | None:

@@ -39,6 +39,7 @@ TAG_SOURCE = "weights.source"
 TAG_DIGEST = TAG_WEIGHTS
 TAG_TASK = "task"
 REGISTRATIONS = "operations"
+FIRST_EXPERIMENT = "0"
 MANIFEST_FOLDER = "manifest"
 NAME_PATTERN = re.compile(r"[a-z0-9._-]+")
 MAX_ARTIFACT_BYTES = 16 * 2**20
@@ -135,6 +136,20 @@ class Registry:
                 token = page.token
                 if not token:
                     return found
+
+    def identity(self) -> str:
+        """What tells this registry from any other, also from one that began anew at the same address.
+
+        Empty where it has not the experiment that every MLflow begins with.
+
+        Raises:
+            RegistryUnavailable: MLflow is down.
+        """
+        try:
+            with mlflow_errors(self._tracking_uri):
+                return f"mlflow since {self._client().get_experiment(FIRST_EXPERIMENT).creation_time}"
+        except RegistryRefused:
+            return ""
 
     def said_champion(self, name: str) -> str | None:
         """The version that the alias `champion` names, None where there is none.

@@ -11,6 +11,7 @@ written, and the registry put right, only by the control plane that holds the le
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,9 +26,11 @@ from serving.control.troubles import Troubles
 from serving.core.approval import CHAMPION, TAG_WEIGHTS, Alarm, Finding, ReleasePolicy, is_reserved
 from serving.core.errors import ServingError, StaleEpoch, Unavailable
 from serving.core.ports import Clock
-from serving.core.releases import Champion, Evidence, ReleaseBook, appointed
+from serving.core.releases import Champion, Evidence, ReleaseBook, appointed, of_registry
 from serving.store.leases import Lease
 from serving.store.releases import FileReleaseBook, StoreReleaseBook
+
+logger = logging.getLogger(__name__)
 
 TRY_AGAIN_S, LOOK_AGAIN_S = 5.0, 1.0
 
@@ -92,6 +95,7 @@ class ReleaseDesk:
             return None
         self._found = found
         if self._lease.value is not None:
+            await self._belong(found)
             await self._adopt(found)
             self._put_right(found)
         recorded = {one.model: one.champion.version for one in self.book.releases if one.champion is not None}
@@ -157,6 +161,22 @@ class ReleaseDesk:
             return  # somebody wrote in this moment, or the lease went: the next look sees it
         except ServingError as error:
             self._troubles.begin(topic, error.message)
+
+    async def _belong(self, found: Registered) -> None:
+        """Begins an empty book where the registry is another one than the book's."""
+        if not found.registry or found.registry == self.book.registry:
+            return
+        if self.book.registry:
+            logger.warning(
+                "the release book is of %r, and the registry now is %r: it begins anew",
+                self.book.registry,
+                found.registry,
+            )
+        book = self._next(of_registry(self.book, found.registry))
+        for place in (self._store, self._file):
+            if place is not None:
+                await self._publish(place, book)
+        self.book, self._shown, self._judged = book, {}, {}
 
     async def _adopt(self, found: Registered) -> None:
         """Models with pools that have an alias, and no champion in the book yet."""

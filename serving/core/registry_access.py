@@ -26,6 +26,7 @@ CANDIDATE = "candidate"
 PROMPT_TAG = "mlflow.prompt.is_prompt"
 _CALL = re.compile(r"/(?:ajax-)?api/\d+\.\d+/mlflow/([a-z-]+/[a-z-]+)/?$")
 _EVIDENCE = re.compile(rf"/artifacts/(?:[^/]+/)*artifacts/{FOLDER}(?:/|$)")
+_ASSISTANT = re.compile(r"/mlflow/assistant(?:/|$)")
 _UPLOAD = "/mlflow/upload-artifact"
 
 
@@ -82,6 +83,11 @@ def writes_of(method: str, path: str, query: Mapping[str, str], body: Mapping[st
         return (Write(Kind.EVIDENCE, "", "", f"{query.get('run_uuid', '')}/{artifact}", ""),) if is_evidence else ()
     call = _CALL.search(plain)
     return () if call is None else _of_call(call[1], method, body)
+
+
+def is_closed(path: str) -> bool:
+    """Whether the path leads to MLflow's assistant, which runs programs for whoever is signed in: nobody's here."""
+    return _ASSISTANT.search(_plain(path)) is not None
 
 
 def refusal(role: Role, write: Write) -> str | None:

@@ -86,16 +86,30 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseBook:
-    """All releases. `epoch` rises with each publication."""
+    """All releases. `epoch` rises with each publication.
+
+    `registry` is the one whose versions are meant, by what it is called nowhere else; empty until it was seen.
+    """
 
     epoch: int = 0
     published_at_s: float = 0.0
     releases: tuple[Release, ...] = ()
+    registry: str = ""
     schema: int = field(default=RELEASE_BOOK_SCHEMA)
 
     def of(self, model: str) -> Release:
         """The model's release; an empty one for a model that nobody wrote of."""
         return next((one for one in self.releases if one.model == model), Release(model))
+
+
+def of_registry(book: ReleaseBook, registry: str) -> ReleaseBook:
+    """The book for that registry: the same where it is its own, an empty one where it was another's.
+
+    A number of a version means nothing in another registry, nor in one that began anew.
+    """
+    if book.registry in ("", registry):
+        return replace(book, registry=registry)
+    return replace(book, registry=registry, releases=())
 
 
 def appointed(

@@ -43,6 +43,7 @@ class Shown:
     artifacts: dict[str, bytes] = field(default_factory=lambda: {"run1/gate/evidence.json": DOCUMENT})
     is_dead: bool = False
     refuses: bool = False
+    registry: str = "first"
 
     def _ask(self, writes: bool = False) -> None:
         if self.is_dead or (writes and self.refuses):
@@ -51,7 +52,7 @@ class Shown:
     def read(self) -> Registered:
         champions = {} if self.alias is None else {"m": self.alias}
         claims = {version: dict(tags) for version, tags in self.tags_of_version.items()}
-        return Registered(champions, {"m": ("1", "2")}, {"m": claims})
+        return Registered(champions, {"m": ("1", "2")}, {"m": claims}, self.registry)
 
     def said_champion(self, model: str) -> str | None:
         self._ask()
@@ -172,6 +173,20 @@ async def test_the_record_outlives_the_store_and_the_control_plane(plane: Plane)
     (plane.folder / "releases.json").unlink()
     await plane.round()
     assert await FileReleaseBook(plane.folder / "releases.json").read() == plane.desk.book
+
+
+async def test_a_registry_that_began_anew_has_nothing_of_the_old_ones_record(plane: Plane) -> None:
+    await plane.record()
+    await plane.round()
+    await plane.desk.appoint("m", "2", "rollout r1")
+    await plane.round()
+    plane.shown = Shown(alias="1", registry="second", artifacts={})
+    plane.shown.tags_of_version["2"]["weights.digest"] = "other weights of the same number"
+    plane.restarted()
+    assert [await plane.round() for _ in range(3)] == ["1", "1", "1"]
+    assert plane.shown.tags_of_version["2"] == {"weights.digest": "other weights of the same number"}
+    assert plane.desk.book.registry == "second" and plane.desk.book.of("m").evidence == ()
+    assert [kind for kind, _ in plane.told()] == ["champion_appointed"] * 3
 
 
 async def test_one_that_lost_the_lease_appoints_nobody(plane: Plane) -> None:

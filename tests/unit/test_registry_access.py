@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving.core.registry_access import Kind, Role, Write, refusal, writes_of
+from serving.core.registry_access import Kind, Role, Write, is_closed, refusal, writes_of
 
 API = "/api/2.0/mlflow"
 PROXY = "/api/2.0/mlflow-artifacts/artifacts/7/abc123/artifacts"
@@ -89,3 +89,8 @@ def test_a_refusal_says_whose_part_it_is() -> None:
     assert refusal(Role.USER, APPROVAL) == "only a release manager approves or rejects a version"
     assert "a person's word" in (refusal(Role.SERVICE, APPROVAL) or "")
     assert "control plane alone" in (refusal(Role.MANAGER, ALIAS) or "")
+
+
+def test_mlflows_assistant_is_closed() -> None:
+    assert is_closed("/ajax-api/3.0/mlflow/assistant/message") and is_closed("/ajax-api/3.0/mlflow/%61ssistant")
+    assert not is_closed("/ajax-api/2.0/mlflow/runs/search")
