@@ -10,6 +10,10 @@ is set against the fake engine's own log of that run, and what is judged is how 
 Time to first token is judged where a tool's clock starts when the request is written; one that starts earlier has the
 client's own work in it, which no option takes out: `client_ms` says how much.
 
+What else the machine does is kept out where the system permits it: the fake engine runs at real-time priority and
+makes no pauses of its own, the tools run before all ordinary processes. A log can't tell what lay unread while its
+engine waited for a core, and a tool that waits for one reports that as the engine's time.
+
 CPU time is taken while at least half of the users are served, so that no start and no reckoning after the run counts;
 of ours all of it, calibration and parsing included.
 """
@@ -35,8 +39,8 @@ from rich.console import Console
 from benchmarks import peers
 from benchmarks.clients import MODEL, MODELS, OFFLINE, vllm_metadata
 from benchmarks.cpu_time import cpu_s
-from benchmarks.front import fake_engine
 from benchmarks.harness import REPOSITORY, Bar, Mode, at_most, equal_to, run
+from benchmarks.loadgen_truth import IN_MEMORY, fake_engine
 from benchmarks.real_engine import vllm_engine
 from serving.clock import SystemClock
 from serving.engine import weights
@@ -45,13 +49,14 @@ from serving.engine.client import EngineClient
 from serving.engine.scrape import scrape
 
 NUM_STREAMS, NUM_WORDS, NUM_OUTPUT_TOKENS = 16, 64, 64
-FAKE_OPTIONS = ("--model", MODEL, "--ttft-ms", "40", "--itl-ms", "20")
+FAKE_OPTIONS = ("--model", MODEL, "--ttft-ms", "40", "--itl-ms", "20", "--prefill-ms-per-token", "0")
 PEERS = {"guidellm": ["guidellm", "torch==2.13.0"], "aiperf": ["aiperf"]}
 FIGURES = {"output_tokens_per_s": 2.0, "ttft_ms": 3.0, "tpot_ms": 3.0}  # each with its bar in percent
 ENGINE_FIGURES = {name: f"engine_{name}" for name in FIGURES}
 STARTS_AT_WRITE = ("GuideLLM",)  # beside ours; the others' clocks start when the request is handed to aiohttp
 MAX_CPU_RATIO = 0.8
 POLL_S = 0.1
+PREFERRED = ("nice", "-n", "-20")  # a warning, and no more, where the system does not permit it
 TIMEOUT_S = 180.0
 OURS, VLLM = "ours", "vllm bench serve"
 LOAD_CLIENT = REPOSITORY / "benchmarks" / "client_programs" / "load_client.py"
@@ -88,9 +93,8 @@ async def _measure(mode: Mode, folder: Path, tools: list[Tool], console: Console
     num_rounds, num_requests = (5, 160) if mode is Mode.FULL else (2, 96)
     cores = sorted(os.sched_getaffinity(0))
     async with AsyncExitStack() as parts:
-        log = folder / "requests.jsonl"
-        url, pid = await parts.enter_async_context(fake_engine(folder, "fake", *FAKE_OPTIONS, "--log", str(log)))
-        os.sched_setaffinity(pid, {cores[0]})
+        memory = Path(parts.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
+        url, log = parts.enter_context(fake_engine(memory, cores[0], FAKE_OPTIONS))
         found = await _rounds(folder, url, tools, num_rounds, num_requests, console, log)
         bars = _bars("fake", found) + _judged(found)
     if mode is Mode.FULL:
@@ -164,7 +168,7 @@ async def _run(folder: Path, url: str, tool: Tool, num_requests: int, seed: int)
     core = max(os.sched_getaffinity(0))
     own = {name: value for name, value in os.environ.items() if not name.startswith("WORKBENCH_")}
     process = await asyncio.create_subprocess_exec(
-        *("taskset", "-c", str(core), *tool.command(scratch, url, num_requests, seed)),
+        *(*PREFERRED, "taskset", "-c", str(core), *tool.command(scratch, url, num_requests, seed)),
         cwd=REPOSITORY, env={**own, **OFFLINE, **tool.variables}, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
