@@ -91,7 +91,7 @@ def measure(mode: Mode, console: Console) -> list[Bar]:
 
 
 async def _measure(mode: Mode, folder: Path, tools: list[Tool], console: Console) -> list[Bar]:
-    num_rounds, num_requests = (5, 160) if mode is Mode.FULL else (2, 96)
+    num_rounds, num_requests = (3, 128) if mode is Mode.FULL else (2, 96)
     cores = sorted(os.sched_getaffinity(0))
     async with AsyncExitStack() as parts:
         memory = Path(parts.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
@@ -102,7 +102,7 @@ async def _measure(mode: Mode, folder: Path, tools: list[Tool], console: Console
         async with AsyncExitStack() as parts:
             console.print("[dim]starting vLLM …")
             url = await parts.enter_async_context(vllm_engine(folder, MODEL))
-            bars += _bars("vLLM", await _rounds(folder, url, tools, 2, 64, console))
+            bars += _bars("vLLM", await _rounds(folder, url, tools, 1, 64, console))
     return bars
 
 
