@@ -13,11 +13,11 @@ import contextlib
 import copy
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import nbformat
 import papermill
@@ -28,7 +28,8 @@ from papermill.exceptions import PapermillExecutionError
 from serving.core.errors import ServingError
 from workbench.connection import RUN_MIME
 from workbench.notebooks import BadParameter, ReportError, UnknownNotebook, check_parameters, find
-from workbench.static_page import NotDrawn, make_static
+from workbench.pages.publish import ArtifactSink
+from workbench.pages.static import NotDrawn, make_static
 
 __all__ = [
     "ArtifactSink", "BadParameter", "NotebookFailed", "PageNotDrawn", "Report", "ReportError", "ReportNotLogged",
@@ -60,14 +61,6 @@ class ReportNotLogged(ReportError):
 
 class PageNotDrawn(ReportError):
     """The report is made, but no browser drew its figures as images."""
-
-
-class ArtifactSink(Protocol):
-    """Where a report's files go: MLflow."""
-
-    def log_files(self, run_id: str, paths: Sequence[Path], folder: str) -> None:
-        """Adds the files to the run's artifacts below `folder`. Raises ServingError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

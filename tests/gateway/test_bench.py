@@ -57,7 +57,9 @@ async def bench(url: str, tokenizer: str | None, **more: object) -> BenchResult:
     return await workbench.abench("m", url=url, tokenizer=tokenizer, **(QUICK | more))  # type: ignore[arg-type]
 
 
-async def test_an_endpoint_is_measured_without_a_configuration_and_shows_itself(engine: FakeEngine, tokenizer: str):
+async def test_an_endpoint_is_measured_without_a_configuration_and_shows_itself(
+    engine: FakeEngine, tokenizer: str, tmp_path: Path
+):
     result = await bench(engine.url + "/v1", tokenizer, num_requests=80, usd_per_hour=3.6, num_units=2)
     assert result.invalid is None
     assert isinstance(result.counted, EngineCount) and result.counted.gap is None
@@ -78,6 +80,8 @@ async def test_an_endpoint_is_measured_without_a_configuration_and_shows_itself(
     assert len(result.figure().data) == 2
     assert [trace.name for trace in result.figure("latency").data] == ["TTFT", "TPOT", "E2E"]
     assert workbench.last_bench() is result
+    result.page(page := tmp_path / "page.html")
+    assert "closed:concurrency=4" in page.read_text("utf-8")[:4000]
     json.dumps(result.to_json(), allow_nan=False)
 
 
@@ -211,7 +215,7 @@ async def test_the_command_measures_an_endpoint_by_load_and_workload(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name a model"),
+        (["--seconds", "3"], "name a model"),
         (["a", "--model", "b"], "two models"),
         (["m", "--url", "http://h", "--load", "closed:concurrency=1", "--rate", "1"], "short forms"),
         (["m", "--url", "http://h", "--workload", "embed:prompt=4", "--prompt-tokens", "1"], "short forms"),

@@ -11,8 +11,8 @@ import workbench
 from workbench.config import load_config
 from workbench.hardware.beside import beside
 from workbench.loadgen.traces import Trace, TracedRequest
+from workbench.pages.static import NotDrawn, make_static
 from workbench.stack.lab import lab_url, proxied
-from workbench.static_page import NotDrawn, make_static
 from workbench.studies import log_study, trace_frame
 
 FILE = Path(__file__).parents[2] / "workbench.yaml"

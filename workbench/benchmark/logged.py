@@ -14,6 +14,7 @@ from workbench.loadgen import write_parquet
 from workbench.tracking import Inputs, LiveRun, Tracker
 
 RUN_KIND = "bench"
+PAGE_FOLDER = "report"
 RESULT_FILE, RECORDS_FILE = "bench.json", "records.parquet"
 
 
@@ -35,7 +36,13 @@ class Following:
 
     def log(self, result: BenchResult) -> str:
         """Logs the result, into a run of its own where none follows it. Raises as `open_run`."""
-        return log_result(result, self._tracker, self._run_id)
+        self._run_id = log_result(result, self._tracker, self._run_id)
+        return self._run_id
+
+    def add(self, page: Path) -> None:
+        """Adds the page to the run of a logged result. Raises as `open_run`."""
+        if self._run_id is not None:
+            self._tracker.log_files(self._run_id, [page], PAGE_FOLDER)
 
 
 def log_result(result: BenchResult, tracker: Tracker, run_id: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.core.state import Task
@@ -143,6 +144,12 @@ class BenchResult:
 
             tracker = connected().tracker
         return log_result(self, tracker, run_id)
+
+    def page(self, path: Path | str) -> None:
+        """Writes one self-contained HTML page of it. Raises OSError."""
+        from workbench.benchmark.cell import write_page
+
+        write_page(self, Path(path))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, without the records."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,6 +20,7 @@ from workbench.cli.bench_options import (
     LogOption,
     ModelOption,
     OutputTokensOption,
+    PageOption,
     PromptTokensOption,
     RateOption,
     RequestsOption,
@@ -95,6 +97,7 @@ def bench(
     target: TargetOption = "gateway",
     client_processes: ClientProcessesOption = None,
     log: LogOption = False,
+    page: PageOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,7 +131,26 @@ def bench(
     result = _measured(module, loaded, request, following)
     run_id, trouble = _logged(result, following)
     emit(result.to_json() | {"mlflow_run_id": run_id}, as_json, lambda: _show(result, run_id))
+    trouble = _paged(result, page, following, run_id) or trouble
     _judge(result, trouble)
+
+
+def _paged(result: Any, page: Path | None, following: Any, run_id: str | None) -> str | None:
+    """Writes the page, and adds it to the run where there is one; why MLflow did not take it."""
+    if page is None:
+        return None
+    try:
+        heavy("workbench.benchmark.cell").write_page(result, page)
+    except OSError as error:
+        raise CommandFailed(f"{page} is not made: {error}") from None
+    err.print(f"page: {page}", highlight=False, markup=False, soft_wrap=True)
+    if run_id is None:
+        return None
+    try:
+        following.add(page)
+    except ServingError as error:
+        return error.message
+    return None
 
 
 def _judge(result: Any, trouble: str | None) -> None:

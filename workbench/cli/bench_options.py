@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -69,6 +70,10 @@ TargetOption = Annotated[str, typer.Option(help="`gateway`, or `engine` for a re
 ClientProcessesOption = Annotated[
     int | None,
     typer.Option(help="Processes that share the load; one, or more where load and cores ask for it.", min=1, max=64),
+]
+PageOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write one self-contained HTML page of the run; with --log also there."),
 ]
 LogOption = Annotated[bool, typer.Option("--log", help="Log the run and its records to MLflow.")]
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from workbench.cli.bench import requests_printer
 from workbench.cli.bench_options import ClientProcessesOption
@@ -106,6 +107,7 @@ def sweep(
         "mlflow_run_ids": [result.run_id for result in results],
         "num_pending": sum(result.num_pending for result in results),
         "folders": [str(result.folder) for result in results],
+        "pages": [None if result.page is None else str(result.page) for result in results],
         "skipped": [{"cell_id": c.spec.cell_id, "reason": c.reason} for result in results for c in result.skipped],
     }
     emit(data, as_json, lambda: _show_cells(results))
@@ -208,3 +210,8 @@ def _show_cells(results: list[Any]) -> None:
     columns = ["model", "cell", "requests", "tokens/s/GPU", "TTFT p50 ms", "TTFT p99 ms", "does not count because"]
     out.print(table("Measured", columns, rows, right=(2, 3, 4, 5)))
     out.print(WEAK_NOTE, style="dim", highlight=False)
+    for result in results:
+        if result.page is not None:
+            out.print(f"page: {result.page}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        if result.page_error is not None:
+            err.print(f"[yellow]page[/] {escape(result.page_error)}", highlight=False)

@@ -91,7 +91,7 @@ def page(
     """Writes one self-contained page of what was measured, and adds it to the sweep's run in MLflow."""
     loaded = settings(config)
     cells = measured_cells(loaded, reference)
-    pages = heavy("workbench.result_pages")
+    pages = heavy("workbench.pages.publish")
     target = output or loaded.file.parent / "reports" / f"sweep-{cells[0].sweep_digest}.html"
     try:
         run_ids = pages.publish(cells, loaded, target, Path(reference), _artifacts(loaded))

@@ -7,9 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from workbench.benchmark.cell import as_cell
 from workbench.benchmark.result import BenchResult
 from workbench.comparison.cells import Difference, NotComparable, RunComparison, compare_cells
-from workbench.sweeps.cells import CellKind, CellResult, CellSpec, Shape
+from workbench.sweeps.cells import CellResult
 from workbench.sweeps.finished import Sweep
 from workbench.sweeps.kept_results import find_cells
 from workbench.wiring import layout
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Measured = Sweep | BenchResult | CellResult | str
-ONE_SPEC = CellSpec(CellKind.MIXED, Shape(1, 1), 1, 1)
-"""Benchmarks have a load and a workload instead of a cell's shape: those are held equal before."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,51 +91,10 @@ def _cells(measured: Any) -> Sequence[CellResult]:
     if isinstance(measured, CellResult):
         return [measured]
     if isinstance(measured, BenchResult):
-        return [_as_cell(measured)]
+        return [as_cell(measured)]
     if isinstance(measured, str):
         from workbench.connection import connected
 
         connection = connected()
         return find_cells(measured, layout(connection.config).results_dir)
     return list(measured.result.cells)
-
-
-def _as_cell(result: BenchResult) -> CellResult:
-    """The benchmark as a cell, for the one comparison that there is."""
-    facts = result.facts
-    return CellResult(
-        sweep_digest="bench",
-        spec=ONE_SPEC,
-        model=result.model,
-        version=facts.get("version", ""),
-        task=result.task,
-        hardware_class=facts.get("hardware_class", ""),
-        num_units=result.num_units,
-        engine_fingerprint=facts.get("engine_fingerprint", result.url),
-        hardware_fingerprint=facts.get("hardware_fingerprint", result.url),
-        engine_covers={"url": result.url},
-        hardware_covers={"url": result.url},
-        replica_id=result.url,
-        started_at_s=result.started_at_s,
-        ended_at_s=result.ended_at_s,
-        window_s=result.metrics.get("window_s", 0.0),
-        num_requests=result.summary.num_requests,
-        num_failed=result.summary.num_failed,
-        failures={},
-        num_prompt_tokens=0.0,
-        num_cached_tokens=0.0,
-        num_output_tokens=0.0,
-        engine_num_prompt_tokens=0,
-        engine_num_output_tokens=0,
-        prefix_cache_hit_frac=0.0,
-        decode_tokens_per_s=None,
-        metrics=result.metrics,
-        intervals=result.intervals,
-        client_error_frac=result.metrics.get("client_error_frac", 0.0),
-        prompt_seed=0,
-        commit=facts.get("commit", ""),
-        records_file=None,
-        weak=tuple(sorted(result.summary.weak)),
-        invalid=result.invalid,
-        notes=result.notes,
-    )

@@ -77,6 +77,11 @@ class CellSpec:
         return f"{self.kind.value}-{self.shape}-c{self.concurrency}{load}"
 
     @property
+    def is_closed(self) -> bool:
+        """Whether users wait for their answers; what an open loop's timeline says depends on it."""
+        return not self.load or self.load.startswith("closed:")
+
+    @property
     def target(self) -> TargetKind:
         """Whether the load goes to the engine or through the gateway."""
         return TargetKind.GATEWAY if self.kind is CellKind.GATEWAY else TargetKind.ENGINE

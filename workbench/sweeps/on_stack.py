@@ -6,6 +6,7 @@ routing table → a ready replica of the model's version → what the stack wrot
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ class SweepRequest:
 async def sweep_on_stack(
     config: WorkbenchConfig, request: SweepRequest, *, tracker: SweepTracker | None, on_progress: OnProgress
 ) -> SweepResult:
-    """Sweeps one replica of the running stack; it serves nobody else meanwhile.
+    """Sweeps one replica of the running stack, which serves nobody else meanwhile, and makes a page of it.
 
     Raises:
         NotRunning: no stack runs from this configuration.
@@ -75,7 +76,7 @@ async def sweep_on_stack(
     """
     async with _found(config, request) as found:
         owner = owner_here(f"sweep of {request.model}")
-        return await run_sweep(
+        swept = await run_sweep(
             plan_of(config, request, found.pool),
             found.replica,
             vocabulary=loadgen.Vocabulary.load(found.tokenizer),
@@ -87,6 +88,17 @@ async def sweep_on_stack(
             client_processes=request.client_processes,
             on_progress=on_progress,
         )
+    page, trouble = await asyncio.to_thread(_publish, swept, config, tracker)
+    return replace(swept, page=page, page_error=trouble)
+
+
+def _publish(
+    swept: SweepResult, config: WorkbenchConfig, tracker: SweepTracker | None
+) -> tuple[Path | None, str | None]:
+    # Figures take a second to import: after measuring, and where nobody waits for it.
+    from workbench.pages.publish import publish_sweep
+
+    return publish_sweep(swept, config, tracker)
 
 
 async def preview_on_stack(config: WorkbenchConfig, request: SweepRequest) -> SweepPreview:

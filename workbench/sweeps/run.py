@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -86,6 +86,10 @@ class SweepTracker(Protocol):
         """Logs what is not there yet, exactly once. Raises ServingError when MLflow is down or refuses."""
         ...
 
+    def log_files(self, run_id: str, paths: Sequence[Path], folder: str) -> None:
+        """Adds artifacts to a run. Raises ServingError when MLflow is down or refuses."""
+        ...
+
     def start_cell(self, folder: ResultsFolder, cell_id: str) -> LiveMeasurement:
         """A run that follows the cell. Raises ServingError when MLflow is down or refuses."""
         ...
@@ -125,6 +129,8 @@ class SweepResult:
         run_ids: runs of the measurements by `measurement_id`; those that are missing are pending.
         mlflow_error: why something is still pending, or None.
         skipped: cells of the plan that were not measured, each with its reason.
+        page: the HTML page of it, where one was made.
+        page_error: why there is none, or not in MLflow.
     """
 
     sweep_digest: str
@@ -134,6 +140,8 @@ class SweepResult:
     run_ids: dict[str, str] = field(default_factory=dict)
     mlflow_error: str | None = None
     skipped: tuple[SkippedCell, ...] = ()
+    page: Path | None = None
+    page_error: str | None = None
 
     @property
     def num_pending(self) -> int:

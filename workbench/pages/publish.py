@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
+from serving.core.errors import ServingError
 from workbench.config import WorkbenchConfig
 from workbench.costs.table import MeasuredCell, build
 from workbench.loadgen import RequestRecord, Slo
 from workbench.loadgen.records import read_parquet
-from workbench.report import ArtifactSink
-from workbench.result_page import Measured, write_page
+from workbench.pages.draw import Measured, write_page
 from workbench.sweeps.cells import CellResult
 from workbench.sweeps.results import IMPORTED_FOLDER, ResultsFolder
+from workbench.sweeps.run import SweepResult
 from workbench.wiring import layout
 
 PAGE_FOLDER = "report"
+PAGE_FILE = "page.html"
+
+
+class ArtifactSink(Protocol):
+    """Where the files of a report go: MLflow."""
+
+    def log_files(self, run_id: str, paths: Sequence[Path], folder: str) -> None:
+        """Adds the files to the run's artifacts below `folder`. Raises ServingError."""
+        ...
+
+
+def publish_sweep(
+    swept: SweepResult, config: WorkbenchConfig, artifacts: ArtifactSink | None
+) -> tuple[Path | None, str | None]:
+    """The page of a finished sweep, in its folder and its run: the file, and why it is not (or not in MLflow).
+
+    A page that already shows the newest measurement is left as it is: its run has it.
+    """
+    if not swept.cells:
+        return None, "nothing was measured"
+    target = swept.folder / PAGE_FILE
+    if target.exists() and target.stat().st_mtime >= max(cell.ended_at_s for cell in swept.cells):
+        return target, None
+    trouble = None
+    try:
+        run_ids = publish(swept.cells, config, target, swept.folder, artifacts)
+    except (OSError, ValueError) as error:
+        return None, str(error)
+    except ServingError as error:
+        run_ids, trouble = (), error.message
+    if not run_ids:
+        os.utime(target, (0, 0))  # older than every measurement: the next sweep brings it to MLflow
+    return target, trouble
 
 
 def publish(

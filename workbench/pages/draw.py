@@ -21,7 +21,7 @@ from workbench import plots, run_plots
 from workbench.loadgen import RequestRecord, Slo
 from workbench.measurement.findings import find
 from workbench.run_fields import flat
-from workbench.sweeps.cells import CellKind, CellResult
+from workbench.sweeps.cells import MEASURED, CellKind, CellResult
 from workbench.sweeps.frames import LOAD_KINDS
 from workbench.sweeps.pareto import Goal, latency_points, pareto_front
 
@@ -184,7 +184,7 @@ def _fastest(measured: Measured) -> CellResult | None:
 def _timeline(measured: Measured, cell: CellResult | None) -> go.Figure:
     if cell is None:
         raise plots.NothingToPlot("no cell that counts has its requests at hand")
-    return run_plots.timeline(find(measured.records[cell.measurement_id], is_closed=not cell.spec.load))
+    return run_plots.timeline(find(measured.records[cell.measurement_id], is_closed=cell.spec.is_closed))
 
 
 def _cost(prices: pd.DataFrame | None) -> go.Figure:
@@ -227,6 +227,7 @@ def _fingerprints(cells: Sequence[CellResult]) -> Iterator[str]:
     for (engine, hardware), cell in seen.items():
         covers = flat("engine", cell.engine_covers) | flat("hardware", cell.hardware_covers)
         rows = [("engine fingerprint", engine), ("hardware fingerprint", hardware), ("commit", cell.commit)]
+        rows += [] if cell.provenance == MEASURED else [("imported from", cell.provenance)]
         name = f"{cell.model}@{cell.version}, {cell.num_units} × {cell.hardware_class}"
         yield _table(name, [*rows, *((key, str(value)) for key, value in covers.items())])
 
