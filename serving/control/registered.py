@@ -11,6 +11,8 @@ from serving.core.errors import ServingError, Unavailable
 from serving.core.state import Task
 
 PROBE_TIMEOUT_S = 2.0
+ENGINE_PART = "+engine:"
+"""Stands in a version's digest between weights and engine, where a pool makes its engine's flags a version."""
 
 
 class RegistryUnavailable(Unavailable):

@@ -20,7 +20,7 @@ from serving.control.registry import Registry, mlflow_client
 from serving.core import gate_record
 from serving.core.state import Task
 from serving.metering.spool import UsageSpool
-from tests.gated import RIGHT, cells, evaluation
+from tests.gated import RIGHT, WEIGHTS, cells, evaluation
 from tests.unit.usage_examples import an_event
 from workbench.cli.app import run_app
 from workbench.cli.exits import Exit
@@ -86,8 +86,8 @@ def desk(tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]) ->
     content = {"models": {model: {"source": "/models/a"}}, "stores": {"mlflow_tracking_uri": mlflow_uri}}
     (tmp_path / "workbench.yaml").write_text(yaml.safe_dump(content))
     registry = Registry(mlflow_uri)
-    registry.register(model, "/models/a", "weights-a", task=Task.GENERATE, first=True)
-    registry.register(model, "/models/b", "weights-b", task=Task.GENERATE)
+    registry.register(model, "/models/a", WEIGHTS["1"], task=Task.GENERATE, first=True)
+    registry.register(model, "/models/b", WEIGHTS["2"], task=Task.GENERATE)
     return Desk(tmp_path, model, mlflow_uri, capsys)
 
 
@@ -116,7 +116,7 @@ def test_from_kept_results_to_an_approval(desk: Desk) -> None:
         spool.append(an_event(model=desk.model, version="2", request_id="r-7"))
     code, found = desk.run("lineage", "r-7")
     assert code == Exit.OK and (found["model"], found["version"]) == (desk.model, "2")
-    assert found["registered"]["weights_digest"] == "weights-b"
+    assert found["registered"]["weights_digest"] == WEIGHTS["2"]
     assert (found["gate"]["digest"], found["gate"]["verdict"]) == (said["digest"], "pass")
     assert found["approval"]["approval"] == said["digest"][:16]
     assert (found["served"]["num_requests"], found["served"]["num_output_tokens"]) == (1, 32)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from serving.control.registered import RegisteredVersion
+from serving.control.registered import ENGINE_PART, RegisteredVersion
 from serving.core.gate_record import GateRecord, Source, Subject
 from serving.core.policies.gate import DriftFound, Gate, GateEvidence, GatePolicy
 from serving.core.state import Task
@@ -78,6 +78,10 @@ def gather(
         Gate.DRIFT: drift,
         Gate.SAFETY: _aged(evaluated.safety(runs, policy, config.gateway.guardrails.settings()), runs, now_s),
     }
+    strangers = [
+        text for one, side in zip((champion, candidate), sides, strict=True) for text in _other_weights(one, side)
+    ]
+    evidence = {gate: replace(one, doubts=(*strangers, *one.doubts)) for gate, one in evidence.items()}
     folders = [_weights_folder(config, side) for side in sides]
     kept = [one for _, found in pairs for one in found if one is not None]
     record = GateRecord(
@@ -93,6 +97,14 @@ def gather(
     )
     files = (*(one.path for one in kept), *drift_files)
     return Gathered(record, files, tuple(flips(runs)), tuple(_template_diff(folders[0], folders[1])))
+
+
+def _other_weights(version: RegisteredVersion, kept: Kept) -> list[str]:
+    """Results that are kept of a version whose number other weights had, as after MLflow was emptied, say nothing."""
+    measured, registered = kept.covers().get("weights_digest"), version.digest
+    if not kept.covers() or registered is None or registered.partition(ENGINE_PART)[0] == measured:
+        return []
+    return [f"what is kept of {version.name}@{version.version} is of weights {measured}, not of {registered}"]
 
 
 Found = tuple[KeptEvaluation | None, KeptEvaluation | None, KeptEvaluation | None]

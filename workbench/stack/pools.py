@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.clock import SystemClock
+from serving.control.registered import ENGINE_PART
 from serving.core.errors import EngineError, ServingError
 from serving.core.state import Pool, Replica, ReplicaSnapshot, ReplicaState
 from serving.engine.client import EngineClient
@@ -126,7 +127,7 @@ class PoolRunner:
         """What makes the version: the weights, and where the pool says so the engine's configuration."""
         if not self.pool.own_version:
             return engine.weights_digest
-        return f"{engine.weights_digest}+engine:{engine.fingerprint}"
+        return f"{engine.weights_digest}{ENGINE_PART}{engine.fingerprint}"
 
     async def stop(self, *, settle_s: float = 0.0) -> None:
         """Drains and ends the replicas, then takes the pool out of the store.
