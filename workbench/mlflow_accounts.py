@@ -165,6 +165,8 @@ class Accounts:
                 return json.loads(response.read() or b"{}")
         except urllib.error.HTTPError as error:
             words = error.read().decode(errors="replace")[:500]
+            if error.code == 404 and "RESOURCE_DOES_NOT_EXIST" not in words:
+                words = "it runs without accounts; start it with them first (for the stack's own: down, then up)"
             raise AccountsRefused(f"MLflow at {self._uri} answered {error.code} to {call}: {words}") from error
         except OSError as error:
             raise Unavailable(f"MLflow at {self._uri} does not answer ({getattr(error, 'reason', error)})") from error

@@ -199,7 +199,8 @@ class ReleaseDesk:
                 self._begin(f"champion of {model}", self._show(model, champion))
             for version, tags in found.claims.get(model, {}).items():
                 newest = next(iter(self.book.of(model).evidence_of(version)), None)
-                if self._judged.get((model, version)) != (tags, newest):
+                has_claims = newest is not None or set(tags) - {TAG_WEIGHTS}
+                if has_claims and self._judged.get((model, version)) != (tags, newest):
                     self._begin(f"claims of {model}@{version}", self._look(model, version, newest))
 
     def _differs(self, found: Registered, model: str, champion: Champion) -> bool:

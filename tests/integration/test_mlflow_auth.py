@@ -25,6 +25,7 @@ from serving.control.release_desk import ReleaseDesk, ReleaseParts
 from serving.control.release_events import ReleaseEvents
 from serving.control.troubles import Troubles
 from serving.core.approval import GATES, tags_of
+from serving.core.errors import BadRequest
 from serving.core.policies.rollout import Judgement
 from serving.core.releases import Evidence, ReleaseBook, recorded
 from serving.core.sequential import Verdict
@@ -33,10 +34,13 @@ from serving.store.connection import connect
 from serving.store.leases import Lease
 from serving.store.releases import StoreReleaseBook
 from tests.integration.replaying import a_store
+from workbench.config import load_config
 from workbench.mlflow_accounts import ADMIN, SERVICE, Account, Accounts, UserRole, new_password
 from workbench.mlflow_server import AUDIT_FILE, ServerAuth, mlflow_server
+from workbench.mlflow_setup import init_auth
 from workbench.releases import EVIDENCE_PATH
 from workbench.stack.ports import free_port
+from workbench.wiring import service_account_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = "guarded"
@@ -265,3 +269,26 @@ async def test_people_do_their_work_and_no_more(scene: Scene) -> None:
     assert scene.ask("ben", "POST", "mlflow/registered-models/set-tag", prompt)[0] == 403
     assert scene.ask("ana", "POST", "mlflow/users/create", {"username": "eve", "password": "x" * 12})[0] == 403
     assert scene.read("ana", "mlflow/assistant/config")[0] == 403
+
+
+async def test_accounts_can_be_made_again_on_somebody_elses_server(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in Account(ADMIN, scene.passwords[ADMIN]).env.items():
+        monkeypatch.setenv(key, value)
+    file = tmp_path / "workbench.yaml"
+    file.write_text(f"models: {{m: {{source: /weights}}}}\nstores: {{mlflow_tracking_uri: '{scene.uri}'}}\n")
+    config = load_config(file, {})
+    people = {"eva": UserRole.RESEARCHER, "ben": UserRole.RELEASE_MANAGER}
+    made = await init_auth(config, people)
+    assert [(one.name, one.account is not None) for one in made] == [("eva", True), ("ben", False)]
+    service = service_account_of(config)
+    assert service is not None and service.password not in repr(service)
+    for account in (service, *(one.account for one in made)):
+        if account is not None:
+            scene.passwords[account.username] = account.password
+    assert scene.tag(SERVICE, "gate.quality", "pass")[0] == 200
+    assert scene.tag("eva", "approval", "f" * 16)[0] == 403
+    assert [one.account for one in await init_auth(config, people)] == [None, None]
+    with pytest.raises(BadRequest, match="account of the workbench's own"):
+        await init_auth(config, {SERVICE: UserRole.RELEASE_MANAGER})

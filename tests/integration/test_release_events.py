@@ -58,8 +58,9 @@ def test_an_alarm_is_told_when_it_begins_to_stand_and_when_it_comes_again(hook: 
     assert counted == ["alias_forged"] * 2
     lines = [json.loads(line) for line in (tmp_path / "releases.jsonl").read_text().splitlines()]
     assert [(line["kind"], line["model"], line["version"]) for line in lines] == [("alias_forged", "m", "2")] * 2
-    posted = hook.posted.get(timeout=60)
-    assert (posted["kind"], posted["text"]) == ("alias_forged", "workbench release m@2: the alias champion was 2")
+    for _ in range(2):
+        posted = hook.posted.get(timeout=60)
+        assert (posted["kind"], posted["text"]) == ("alias_forged", "workbench release m@2: the alias champion was 2")
 
 
 def test_a_waiting_approval_names_the_digest_to_approve(hook: Hook) -> None:

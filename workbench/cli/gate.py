@@ -11,7 +11,7 @@ from serving.core.sequential import Verdict
 from workbench.cli.common import ConfigOption, JsonOption, emit, epilog, heavy, out, run, settings
 from workbench.cli.exits import CommandFailed, Exit
 from workbench.config import WorkbenchConfig
-from workbench.wiring import mlflow_uri
+from workbench.wiring import mlflow_uri, speak_as_service
 
 if TYPE_CHECKING:
     from serving.control.registered import RegisteredVersion
@@ -50,6 +50,7 @@ def gate(
         raise CommandFailed(f"{reference}: name the version, as {model}@2 (workbench models list)", Exit.USAGE)
     loaded = settings(config)
     uri = mlflow_uri(loaded)
+    speak_as_service(loaded)
     gathering, publishing = heavy("workbench.gates.gather"), heavy("workbench.gates.publish")
     champion, candidate = _versions(loaded, uri, model, version)
     try:
