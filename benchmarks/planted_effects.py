@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.harness import Bar, Mode, at_most, run
-from benchmarks.planted_engines import BASE, FOLDER, MODEL, Planted, engine_on, flags, made, planted, sound
+from benchmarks.planted_engines import BASE, FOLDER, MODEL, Planted, flags, made, planted, served, sound
 from evals import readings, results
 from evals.compare import TOLERANCE
 from evals.endpoint import Endpoint
@@ -96,7 +96,7 @@ async def evaluation_of(one: Planted, base: Weights, core: int, console: Console
         missing = [of_task for of_task in by_task.values() if not _path(one, weights, of_task).is_file()]
         if missing:
             console.print(f"[dim]{one.name}: starting the engine on core {core} …")
-            async with engine_on(weights, one.name, core) as url:
+            async with served(one, weights, core) as url:
                 endpoint = Endpoint(url, MODEL, weights.path, concurrency=CONCURRENCY)
                 for of_task in missing:
                     await _ask(one, weights, of_task, endpoint, console)

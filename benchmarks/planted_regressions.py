@@ -9,9 +9,11 @@ The sound model goes the same way as a version of its own, and must come to serv
 are under test here. Those of performance, cost and safety are not: the evidence says so, and they are written down as
 passed, or nothing would ever get through.
 
-Each trial is kept by the digest of weights, flags and items below `.workbench/planted`: a run that was cut off goes on
-with the next one. The full form asks all of suite `gate`; `--quick` stops as soon as a test that may be looked at after
-every item can tell. What else the tripwires must do is in `planted_tripwires`, and true effects in `planted_effects`.
+A fault of serving is attached: a sound engine behind a proxy that spoils requests. Each trial is kept by the digest of
+weights, flags and items below `.workbench/planted`: a run that was cut off goes on with the next one.
+
+The full form asks all of suite `gate`; `--quick` stops as soon as a test that may be looked at after every item can
+tell. What else the tripwires must do is in `planted_tripwires`, and true effects in `planted_effects`.
 """
 
 from __future__ import annotations
@@ -53,16 +55,18 @@ def measure(mode: Mode, console: Console) -> Sequence[Bar]:
     """Planted regressions rolled out on a real stack of vLLM engines."""
     base = sound(console.print)
     chosen = [Planted(BASE), *planted(mode)]
-    trials = {one: _kept(one, mode, base) for one in chosen}
-    missing = [one for one, trial in trials.items() if trial is None]
+    missing = [one for one in chosen if not _path(one, mode, base).is_file()]
     if missing:
         cores = sorted(os.sched_getaffinity(0))
         with planted_stack(missing, (cores[0], cores[-1])) as stack:
             reference = _prepared(stack)
             for one in missing:
-                trials[one] = _tried(stack, one, base, mode, reference)
-                console.print(row(trials[one]), highlight=False)
-    found = [trial for trial in trials.values() if trial is not None]
+                weights = make(one, base, folder_of(one))
+                with stack.served(one, weights):
+                    trial = _tried(stack, one, weights, mode, reference)
+                _keep(trial, mode, base)
+                console.print(row(trial), highlight=False)
+    found = [_TRIAL.validate_json(_path(one, mode, base).read_bytes()) for one in chosen]
     return [bar for trial in found for bar in bars(trial)]
 
 
@@ -75,16 +79,15 @@ def _prepared(stack: PlantedStack) -> Path:
     return kept[0] if kept else Path(stack.say("drift", MODEL, "--take-reference")["reference"])
 
 
-def _tried(stack: PlantedStack, one: Planted, base: Weights, mode: Mode, reference: Path) -> Trial:
-    weights = make(one, base, folder_of(one))
-    champion, version = stack.champion(), stack.register(weights)
+def _tried(stack: PlantedStack, one: Planted, weights: Weights, mode: Mode, reference: Path) -> Trial:
+    champion, version = stack.champion(), stack.register(one, weights)
     began_s = time.monotonic()
     stack.begin(one, version, *PLAN)
     stack.wait_ready(one)
     with Sessions(stack.gateway) as sessions:
         drift = stack.say("drift", f"{MODEL}@{version}", "--reference", str(reference), "--no-log", codes=(0, 1))
         ask = quality_stopped_early if mode is Mode.QUICK else quality_in_full
-        quality = ask(stack.config, champion, version, base.path)
+        quality = ask(stack.config, champion, version, weights.path)
         verdicts = _verdicts(drift, quality)
         seconds = time.monotonic() - began_s
         document = {"fault": asdict(one), "drift": drift, "quality": asdict(quality), "not judged": list(NOT_JUDGED)}
@@ -107,7 +110,6 @@ def _tried(stack: PlantedStack, one: Planted, base: Weights, mode: Mode, referen
         seconds=seconds,
     )
     _clean_up(stack, standing)
-    _keep(trial, mode, base)
     return trial
 
 
@@ -160,11 +162,6 @@ def _until_rolled_back(stack: PlantedStack) -> None:
 def _path(one: Planted, mode: Mode, base: Weights) -> Path:
     key = readings.digest([base.digest, flags().model_dump(mode="json"), readings.PROTOCOL, mode.value])
     return FOLDER / "trials" / f"{one.name}-{mode.value}-{key[:16]}.json"
-
-
-def _kept(one: Planted, mode: Mode, base: Weights) -> Trial | None:
-    path = _path(one, mode, base)
-    return _TRIAL.validate_json(path.read_bytes()) if path.is_file() else None
 
 
 def _keep(trial: Trial, mode: Mode, base: Weights) -> None:

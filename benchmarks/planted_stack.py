@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,12 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 import yaml
 
 from benchmarks.harness import REPOSITORY
-from benchmarks.planted_engines import DATA_DIR, FOLDER, MODEL, Planted
+from benchmarks.planted_engines import DATA_DIR, FOLDER, MODEL, Planted, in_background, served
 from benchmarks.processes import free_port
 from serving.control.registry import Registry, mlflow_client
 from serving.core.errors import ServingError
@@ -73,10 +75,21 @@ class PlantedStack:
             raise StackFailed(f"workbench {' '.join(words)} ended with {done.returncode}: {done.stderr[-600:]}")
         return json.loads(done.stdout)
 
-    def register(self, weights: Weights) -> str:
-        """Registers a candidate's weights; its version."""
-        task = self.config.models[MODEL].task
-        return self._registry.register(MODEL, weights.source, weights.digest, task=task)
+    def register(self, one: Planted, weights: Weights) -> str:
+        """Registers a candidate; its version. An attached pool's weights are known by their source alone."""
+        digest = f"source:{weights.source}" if one.is_of_serving else weights.digest
+        return self._registry.register(MODEL, weights.source, digest, task=self.config.models[MODEL].task)
+
+    @contextmanager
+    def served(self, one: Planted, weights: Weights) -> Iterator[None]:
+        """A fault of serving runs outside the stack, which attaches to it; any other is the stack's own to start."""
+        pool = self.config.pool(one.name)
+        if not one.is_of_serving:
+            yield
+            return
+        port, core = urlsplit(pool.urls[0]).port, min(os.sched_getaffinity(0))
+        with in_background(served(one, weights, core, port or 0)):
+            yield
 
     def champion(self) -> str:
         """The registry's."""
@@ -172,7 +185,7 @@ def _configured(faults: Sequence[Planted], cores: tuple[int, int]) -> WorkbenchC
         "pools": [
             {**pool, "id": "champion", "cores": [[champion]]},
             *(
-                {**pool, "id": one.name, "source": str(folder_of(one)), "start": "on_demand", "cores": [[candidate]]}
+                {**pool, "id": one.name, "source": str(folder_of(one)), "start": "on_demand", **_launch(one, candidate)}
                 for one in faults
             ),
         ],
@@ -187,6 +200,12 @@ def _configured(faults: Sequence[Planted], cores: tuple[int, int]) -> WorkbenchC
     file = STACK / "workbench.yaml"
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     return load_config(file, env={})
+
+
+def _launch(one: Planted, core: int) -> dict[str, Any]:
+    if one.is_of_serving:
+        return {"launcher": "attach", "urls": [f"http://127.0.0.1:{free_port()}"]}
+    return {"cores": [[core]]}
 
 
 class Sessions:

@@ -79,9 +79,8 @@ def slices() -> Iterator[list[Item]]:
         yield from (part for turn in zip_longest(*parts) for part in turn if part)
 
 
-def row(trial: Trial | None) -> str:
+def row(trial: Trial) -> str:
     """A trial for people."""
-    assert trial is not None
     quality, (num_served, by_candidate) = trial.quality, trial.num_served
     low, high = (100.0 * end for end in quality.interval)
     return (
