@@ -19,6 +19,7 @@ from typing import cast
 import httptools
 
 from serving.core.errors import ErrorCode
+from serving.engine.known_head import MAX_MISSES, KnownHead, known_head
 from serving.engine.response import EngineResponse
 
 PAUSE_ABOVE_BYTES = 1024 * 1024
@@ -45,6 +46,8 @@ class Connection(asyncio.Protocol):
         self._is_interim = False
         self._paused = False
         self._headers: dict[bytes, bytes] = {}
+        self._known: KnownHead | None = None  # of the last 200 that came whole at a time
+        self._num_misses = 0
 
     # ---- used by the client
 
@@ -135,13 +138,21 @@ class Connection(asyncio.Protocol):
         if response is None:  # nothing was asked: the stream is out of step, no later answer could be trusted
             self._transport.abort()
             return
+        is_first = not response._received_any
         response._received_any = True
+        if is_first and self._known is not None:
+            body = self._known.body_in(data)
+            if body is not None:
+                self._take_whole(response, self._known, body)
+                return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             if self._response is not None:
                 response._fail(f"{self._name} sent what is no HTTP/1.1 response: {error}")
             self._transport.abort()
+        if is_first and response._complete:
+            self._learn(response, data)
         # Once for all that came at a time:
         if response._piece:
             splices = response._splices(data)
@@ -194,9 +205,7 @@ class Connection(asyncio.Protocol):
             and b"content-length" not in headers
             and b"chunked" not in headers.get(b"transfer-encoding", b"").lower()
         )
-        response.status = status
-        response.headers = headers
-        response.head_at_s = self.received_at_s
+        response._on_head(status, headers, self.received_at_s)
 
     def on_body(self, data: bytes) -> None:
         """Takes a piece of body, as large as the socket and the chunk framing gave it."""
@@ -218,6 +227,26 @@ class Connection(asyncio.Protocol):
         self._ends_at_close = False
         if self._paused:
             self.resume()
+        self._end(response)
+
+    # ----
+
+    def _take_whole(self, response: EngineResponse, known: KnownHead, body: bytes) -> None:
+        """Ends the response, all of which came at a time under a head that is known."""
+        self._num_misses = 0
+        self._response = None
+        response._on_head(200, known.fields, self.received_at_s)
+        response._chunks.append((self.received_at_s, body))
+        self._end(response)
+
+    def _learn(self, response: EngineResponse, data: bytes) -> None:
+        self._num_misses += 1
+        self._known = None
+        if response.status == 200 and self._keep_alive and self._num_misses <= MAX_MISSES:
+            self._known = known_head(data, response.headers)
+
+    def _end(self, response: EngineResponse) -> None:
+        """The response is complete; the connection is idle, if it may be used again."""
         response._finish()
         if self._keep_alive and self._transport.get_write_buffer_size() == 0:
             self.idle_since_s = self.received_at_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ class EngineResponse:
 
     Attributes:
         status: HTTP status.
-        headers: names in lower case; repeated headers are joined by a comma.
+        headers: names in lower case; repeated headers are joined by a comma. The content-length may be left out.
         sent_at_s: time.perf_counter() right before the request was written.
         head_at_s: time.perf_counter() when the data that completed the response's head came.
         is_between_chunks: whether what comes next begins a chunk and is offered to `forward`'s splice as it comes.
@@ -53,7 +53,7 @@ class EngineResponse:
 
     def __init__(self, connection: Connection) -> None:
         self.status = 0
-        self.headers: dict[bytes, bytes] = {}
+        self.headers: Mapping[bytes, bytes] = {}
         self.sent_at_s = 0.0
         self.head_at_s = 0.0
         self._connection: Connection | None = connection
@@ -183,6 +183,11 @@ class EngineResponse:
             if self._error is not None:
                 raise self._error
             await self._wait()
+
+    def _on_head(self, status: int, headers: Mapping[bytes, bytes], at_s: float) -> None:
+        self.status = status
+        self.headers = headers
+        self.head_at_s = at_s
 
     def _wait(self) -> asyncio.Future[None]:
         """Done with the next thing that happens."""

@@ -11,7 +11,7 @@ too slowly. FastAPI's routes don't come here, they go the server's ordinary way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Protocol
 
@@ -48,7 +48,6 @@ class Exchange:
 
     Attributes:
         path: the route.
-        headers: of the request, names in lower case.
         header: gives the value of a request header by its name in lower case, None without it; the first one counts.
         body: of the request; whole when the handler is called, unless `refusal` is set.
         refusal: why the body was not read: it is too large, or its length is no number.
@@ -73,7 +72,6 @@ class Exchange:
         "expired",
         "gone",
         "header",
-        "headers",
         "is_paused",
         "keep_alive",
         "on_lost",
@@ -85,22 +83,28 @@ class Exchange:
     )
 
     def __init__(
-        self, connection: Connection, path: str, headers: Sequence[tuple[bytes, bytes]], *, keep_alive: bool
+        self,
+        connection: Connection,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        *,
+        keep_alive: bool,
+        body: bytes | None = None,
     ) -> None:
+        """`headers`: names in lower case. `body`: the whole one, where it has come."""
         self.path = path
-        self.headers = headers
         self.keep_alive = keep_alive
-        self.body = b""
+        self.body = body or b""
         self.refusal: BadRequest | None = None
         self.status = 0
         self.response_complete = self.gone = self.expired = self.is_paused = False
         self.on_lost: Callable[[], bool] | None = None
         self.on_pause: Callable[[bool], None] | None = None
         self._connection = connection
-        self.header: Callable[[bytes], bytes | None] = dict(reversed(headers)).get
+        self.header: Callable[[bytes], bytes | None] = headers.get
         self._chunks: list[bytes] = []
         self._num_bytes = 0
-        self._received = False
+        self._received = body is not None
         self._lingers: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None

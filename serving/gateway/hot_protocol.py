@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import unquote_to_bytes
 
 from serving.core.errors import BadRequest
+from serving.engine.known_head import MAX_MISSES, KnownHead, known_head
 from serving.gateway.cors import CorsHeaders
 from serving.gateway.exchange import Exchange
 from serving.gateway.http_errors import Headers
@@ -50,6 +51,9 @@ class HotProtocol(StaysHttp11):
     _running: Any = None
     _unread: asyncio.TimerHandle | None = None  # while the client does not read
     _is_ending = False
+    _known: KnownHead | None = None  # of the exchange read last
+    _known_path = ""
+    _num_misses = 0
     _app: HotApp
     _date: ClassVar[tuple[Any, bytes]] = (None, b"")
 
@@ -112,6 +116,28 @@ class HotProtocol(StaysHttp11):
             self._unread = None
         if isinstance(self._running, Exchange):
             self._running.pause(False)
+
+    def data_received(self, data: bytes) -> None:
+        """Answers a request whose head is that of the last one; everything else is the parser's."""
+        before = self.cycle
+        if (
+            self._reading != NOTHING
+            or self._is_ending
+            or self._refusal is not None
+            or (before is not None and not (before.response_complete and before.keep_alive))
+        ):
+            super().data_received(data)  # the parser holds a part of a request, or an answer is awaited
+            return
+        known = self._known
+        body = None if known is None else known.body_in(data)
+        if known is None or body is None or len(body) > self._app.max_body_bytes:
+            super().data_received(data)
+            self._learn(data, before)
+        else:
+            self._num_misses = 0
+            exchange = Exchange(self, self._known_path, known.fields, keep_alive=True, body=body)
+            self.cycle = self._running = exchange
+            self._answer(exchange)
 
     # ---- called by the server
 
@@ -180,12 +206,28 @@ class HotProtocol(StaysHttp11):
             path = hot.get(unquote_to_bytes(self.target_path()))
         return path
 
+    def _learn(self, data: bytes, before: Any) -> None:
+        """Keeps the head of the exchange that `data` was, if it was one: whole, plain, and the only one in it."""
+        exchange = self.cycle
+        if (
+            exchange is not before
+            and isinstance(exchange, Exchange)
+            and self._reading == NOTHING
+            and not self.pipeline
+            and exchange.keep_alive
+            and exchange.refusal is None
+            and not self.expect_100_continue
+        ):
+            self._num_misses += 1
+            self._known = known_head(data, dict(reversed(self.headers))) if self._num_misses <= MAX_MISSES else None
+            self._known_path = exchange.path
+
     def _begin_exchange(self, path: str) -> None:
         parser = self.parser
         exchange = Exchange(
             self,
             path,
-            self.headers,
+            dict(reversed(self.headers)),
             keep_alive=parser.should_keep_alive() and parser.get_http_version() != "1.0",
         )
         exchange.announced(self._app.max_body_bytes, expects_continue=self.expect_100_continue)
@@ -221,7 +263,10 @@ class HotProtocol(StaysHttp11):
 
     def _answer_if_ready(self, exchange: Exchange) -> None:
         if exchange is self._running and exchange.is_answerable:
-            task = self.loop.create_task(self._app.answer(exchange))
-            exchange.started(task)
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            self._answer(exchange)
+
+    def _answer(self, exchange: Exchange) -> None:
+        task = self.loop.create_task(self._app.answer(exchange))
+        exchange.started(task)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)

@@ -8,7 +8,7 @@ another replica may be tried. From then on `Answer.relay` sends raw bytes as the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -121,7 +121,7 @@ async def open_answer(upstream: EngineResponse, call: Call) -> Answer:
 class UnaryAnswer:
     """A complete answer, sent as the engine wrote it."""
 
-    def __init__(self, body: bytes, headers: dict[bytes, bytes], call: Call) -> None:
+    def __init__(self, body: bytes, headers: Mapping[bytes, bytes], call: Call) -> None:
         self.usage = Usage(call.view.num_prompt_tokens)
         self.first_token_at_s: float | None = perf_counter()
         self.finish_reason: str | None = None
