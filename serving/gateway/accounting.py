@@ -219,8 +219,7 @@ class Accounts:
         counters = self._metrics.of_pool(model, pool)
         counters.requests(outcome.path, str(outcome.status), code).amount += 1
         counters.duration.observe(ended_at_s - outcome.arrived_at_s)
-        ttft_s = outcome.ttft_s
-        if ttft_s is not None:
+        if outcome.call is not None and outcome.call.stream and (ttft_s := outcome.ttft_s) is not None:
             counters.ttft.observe(ttft_s)
         if isinstance(outcome.error, ClientGone):
             self._metrics.clients_gone.labels(model, outcome.gone_phase).inc()
@@ -258,7 +257,7 @@ def _event(outcome: Outcome, usage: Usage | None, usd: float | None, ended_at_s:
         status=outcome.status,
         started_at_s=outcome.started_at_s,
         ended_at_s=ended_at_s,
-        waste=waste_of(outcome.error) if usage is not None else None,
+        waste=None if usage is None or outcome.error is None else waste_of(outcome.error),
         exact=usage is None or usage.exact,
         replayed=outcome.replayed,
     )

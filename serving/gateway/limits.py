@@ -37,7 +37,7 @@ from serving.gateway.http_errors import Headers
 from serving.gateway.limit_errors import LargerThanLimit, LimitReached, limit_reached
 from serving.gateway.limit_lease import Lease
 from serving.store.connection import StoreUnavailable
-from serving.store.limits import LimitPlan, Refused, Reserved, StoreLimits, seen_in
+from serving.store.limits import AT_S, NUM_HEAD, LimitPlan, Refused, Reserved, StoreLimits, seen_in
 from serving.store.pipelined import StorePipe
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,8 @@ class Hold:
         if account is None or reserved is None:
             return []
         if isinstance(reserved, Reserved):
-            return account.rate_headers.of_counts(reserved.at_s, reserved.counts)
+            values = reserved.values
+            return account.rate_headers.of_counts(values[AT_S], values[NUM_HEAD:])
         return account.rate_headers.of([scope.seen(reserved.at_s) for scope in reserved.scopes])
 
     @property

@@ -97,7 +97,8 @@ class HotRoutes:
     async def answer(self, exchange: Exchange) -> None:
         """Serves a request to one of `HOT_ROUTES`; whatever happens, it is answered and counted once."""
         parts = self._parts
-        request_id = sane_request_id(exchange.header(b"x-request-id"))
+        given = exchange.header(b"x-request-id")
+        request_id = new_id() if given is None else sane_request_id(given)
         outcome = Outcome(request_id, new_id(), exchange.path, parts.clock.monotonic_s(), parts.clock.now_s())
         headers: Headers = [(b"x-request-id", request_id.encode())]
         origin = exchange.header(b"origin")
@@ -127,11 +128,12 @@ class HotRoutes:
     async def _serve(self, exchange: Exchange, outcome: Outcome, headers: Headers) -> None:
         if exchange.gone:
             raise ClientGone("the client left while sending its request")
-        principal = await self._who(exchange)
+        authorization, authenticator = exchange.header(b"authorization"), self._parts.authenticator
+        principal = authenticator.find(authorization) or await authenticator.authenticate(authorization)
         outcome.principal = principal
         if exchange.refusal is not None:
             raise exchange.refusal
-        timeout_s = _deadline(exchange)
+        timeout_s = None if exchange.header(b"x-request-timeout-ms") is None else _deadline(exchange)
         body = parse_object(exchange.body)
         if exchange.path == MODERATIONS:
             await self._moderate(exchange, body, principal, headers)
@@ -143,7 +145,8 @@ class HotRoutes:
         asked = outcome.asked = self._parts.builder.asked(body, principal)
         key = exchange.header(b"idempotency-key")
         target = None if exchange.header(_TARGET_HEADER) is None else _target(exchange, principal)
-        session, trace = exchange.header(b"x-session-id"), _traceparent(exchange)
+        session = exchange.header(b"x-session-id")
+        trace = None if exchange.header(b"traceparent") is None else _traceparent(exchange)
         visit = _Visit(_ENDPOINTS[path], asked, body, principal, timeout_s, outcome, headers, target, session, trace)
         if key is None:
             await self._run(visit, exchange)
@@ -202,11 +205,6 @@ class HotRoutes:
             return headers
         return [*headers, *self._parts.limits.last_seen(outcome.principal)]
 
-    async def _who(self, exchange: Exchange) -> Principal:
-        authorization = exchange.header(b"authorization")
-        authenticator = self._parts.authenticator
-        return authenticator.find(authorization) or await authenticator.authenticate(authorization)
-
     async def _run(self, visit: _Visit, client: Writer) -> None:
         """Has a replica answer."""
         parts, outcome, tenant = self._parts, visit.outcome, visit.principal.tenant
@@ -224,7 +222,10 @@ class HotRoutes:
             visit.traceparent,
         )
         outcome.call = call
-        await self._reserve(call, visit)
+        usd = self._most_usd(call, visit.principal) if visit.principal.has_bounds_on_cost else None
+        outcome.hold = await self._hold(
+            visit.principal, call.view.num_tokens, usd, visit.headers, is_stream=call.stream
+        )
         writer: Writer = client
         if outcome.path == GENERATE:
             writer = GenerateWriter(client, outcome.request_id, lambda: outcome.summary(parts.accounts.usd(outcome)))
@@ -239,16 +240,12 @@ class HotRoutes:
         finally:
             dispatched.close()
 
-    async def _reserve(self, call: Call, visit: _Visit) -> None:
-        """Holds what the request may come to against its limits."""
-        parts, principal = self._parts, visit.principal
-        usd = None
-        if principal.has_bounds_on_cost:
-            usd = parts.accounts.most_usd(call, parts.dispatcher.pools_of(call))
-            check_cost_cap(principal, usd)
-        visit.outcome.hold = await self._hold(
-            principal, call.view.num_tokens, usd, visit.headers, is_stream=call.stream
-        )
+    def _most_usd(self, call: Call, principal: Principal) -> float | None:
+        """The most that the request may cost. Raises ExceedsLimit when that is over what one request may."""
+        parts = self._parts
+        usd = parts.accounts.most_usd(call, parts.dispatcher.pools_of(call))
+        check_cost_cap(principal, usd)
+        return usd
 
     async def _hold(
         self, principal: Principal, num_tokens: int, usd: float | None, headers: Headers, *, is_stream: bool = False

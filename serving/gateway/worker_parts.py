@@ -139,6 +139,8 @@ class WorkerParts:
             self._metrics.flush()
 
     def _observe(self, accounts: Accounts, outcome: Outcome, usage: Usage | None, usd: float | None) -> None:
+        if outcome.call is None or outcome.call.trial is None:
+            return  # no rollout is told of it
         if self.observer is not None and self._shadow is not None:
             self.observer.offer(outcome, usage, usd)
             self._shadow.offer(accounts, outcome, usage, usd)

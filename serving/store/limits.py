@@ -34,7 +34,8 @@ _SETTLED = Struct("<8d")
 _ADDED = Struct("<4d")
 _BEAT = Struct("<4d")
 _REPLIES = {1: Struct("<13d"), 2: Struct("<17d")}
-_NUM_HEAD = 9
+AT_S, NUM_HEAD = 3, 9
+"""In a reply: the place of the store's time, and where the counts of the scopes begin."""
 _REQUEST_HEAD = b"$%d\r\n" % _REQUEST.size
 _SETTLED_HEAD = b"$%d\r\n" % _SETTLED.size
 
@@ -62,12 +63,12 @@ class Reserved:
     @property
     def at_s(self) -> float:
         """The store's time."""
-        return self.values[3]
+        return self.values[AT_S]
 
     @property
     def counts(self) -> tuple[float, ...]:
         """What was counted of all scopes, the request included; four of each, in the order of `Seen`."""
-        return self.values[_NUM_HEAD:]
+        return self.values[NUM_HEAD:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Refused:
     @property
     def at_s(self) -> float:
         """The store's time."""
-        return self.values[3]
+        return self.values[AT_S]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,8 @@ class Elsewhere:
 
 def seen_in(values: Sequence[float], at: int) -> Seen:
     """What a reply says of the scope at place `at`."""
-    begin = _NUM_HEAD + NUM_COUNTS * at
-    return Seen(values[3], *values[begin : begin + NUM_COUNTS])
+    begin = NUM_HEAD + NUM_COUNTS * at
+    return Seen(values[AT_S], *values[begin : begin + NUM_COUNTS])
 
 
 class StoreLimits:

@@ -138,11 +138,12 @@ def check_cost_cap(principal: Principal, usd: float | None) -> None:
     Raises:
         ExceedsLimit: it would cost more than one request may.
     """
-    both = (principal.tenant.limits.usd_per_request, principal.limits.usd_per_request)
-    caps = [cap for cap in both if cap is not None]
-    if usd is not None and caps and usd > min(caps):
+    cap, own = principal.tenant.limits.usd_per_request, principal.limits.usd_per_request
+    if cap is None or (own is not None and own < cap):
+        cap = own
+    if usd is not None and cap is not None and usd > cap:
         raise ExceedsLimit(
-            f"the request would cost about {usd:.6g} usd; usd_per_request is {min(caps):.6g}", code=ErrorCode.COST_CAP
+            f"the request would cost about {usd:.6g} usd; usd_per_request is {cap:.6g}", code=ErrorCode.COST_CAP
         )
 
 
@@ -223,6 +224,7 @@ class RateHeaders:
     def of_counts(self, at_s: float, counts: Sequence[float]) -> list[tuple[bytes, bytes]]:
         """As `of`, by the counts of all scopes in a row, each scope's in the order of `Seen`."""
         found: list[tuple[bytes, bytes]] = []
+        known_s, text = -1.0, b""  # requests and tokens mostly leave their windows at the same time
         for bounds in (self._requests, self._tokens):
             tightest, least = None, math.inf
             for bound in bounds:
@@ -234,7 +236,9 @@ class RateHeaders:
                 reset_s = self._day_reset_s(at_s) if tightest.is_day else self._window_reset_s(at_s, used)
                 found.append(tightest.limit)
                 found.append((tightest.remaining, b"%d" % (least if least > 0 else 0)))
-                found.append((tightest.reset, reset_text(reset_s).encode()))
+                if reset_s != known_s:
+                    known_s, text = reset_s, reset_text(reset_s).encode()
+                found.append((tightest.reset, text))
         return found
 
     def _window_reset_s(self, at_s: float, used: float) -> float:

@@ -108,7 +108,7 @@ class Prices:
         """
         most: float | None = None
         for pool in pools:
-            if not request.may_run_in(pool.pool.region):
+            if "*" not in request.regions and pool.pool.region not in request.regions:
                 continue
             longest = pool.pool.max_model_len
             one = longest if max_output_tokens is None else min(max_output_tokens, longest)

@@ -85,8 +85,7 @@ def collect(body: dict[str, Any]) -> Texts:
     """The texts of a parsed body, whatever the endpoint. Fields of a wrong type are left for others to refuse."""
     found = Texts()
     for name in TEXT_FIELDS:
-        value = body.get(name)
-        if value is None:
+        if name not in body or (value := body[name]) is None:
             continue
         if isinstance(value, str):
             found.add(name, value, (body, name))
