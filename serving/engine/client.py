@@ -97,7 +97,8 @@ class EngineClient:
         connection = self._take_idle() or await self._connect()
         response = connection.send(message, timeout_s)
         try:
-            await response.wait_for_head()
+            while response.head_at_s == 0.0:
+                await response.head_or_failure()
         except asyncio.CancelledError:
             response.abort()
             raise

@@ -128,7 +128,7 @@ class EngineResponse:
             sink: takes `(received_at_s, data)`: all that came at a time in one piece.
             on_end: called once after the last data, with what was lost if it did not come to its end.
             splice: offered what came as it came, framing included, where a chunk begins. When it says True, that was
-                one chunk as `b"%x\\r\\n"` frames it, it is done with, and neither parser nor sink sees it.
+                whole chunks, it is done with, and neither parser nor sink sees it.
         """
         while self._chunks:
             sink(*self._chunks.popleft())
@@ -173,16 +173,15 @@ class EngineResponse:
     ) -> None:
         self.abort()
 
-    async def wait_for_head(self) -> None:
-        """Returns when status and headers are known.
+    def head_or_failure(self) -> asyncio.Future[None]:
+        """Done with the next thing that happens, while `head_at_s` is 0.
 
         Raises:
-            ConnectionLost: they did not come.
+            ConnectionLost: the head did not come.
         """
-        while self.head_at_s == 0.0:
-            if self._error is not None:
-                raise self._error
-            await self._wait()
+        if self._error is not None:
+            raise self._error
+        return self._wait()
 
     def _on_head(self, status: int, headers: Mapping[bytes, bytes], at_s: float) -> None:
         self.status = status

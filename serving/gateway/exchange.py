@@ -20,6 +20,7 @@ from serving.gateway.http_errors import Headers, error_response
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _STATUS_LINES[499] = b"HTTP/1.1 499 Client Closed Request\r\n"
+_AS_LINE = b"%b: %b\r\n".__mod__
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # A client that is still sending when it is refused would lose the answer if the socket closed on it: what it
@@ -181,9 +182,9 @@ class Exchange:
         """Whether a head was sent."""
         return self.status != 0
 
-    def start(self, status: int, headers: Headers, length: int | None = None) -> None:
-        """Sends the head: of a body of `length` bytes, or of one that comes in chunks."""
-        self._write_head(status, headers, length)
+    def start(self, status: int, headers: Headers, data: bytes = b"") -> None:
+        """Sends the head of a body that comes in chunks, and its first part in the same write."""
+        self._write_head(status, headers, None, b"%x\r\n%b\r\n" % (len(data), data) if data else b"")
 
     def write(self, data: bytes) -> None:
         """Sends a part of a body that comes in chunks."""
@@ -228,7 +229,7 @@ class Exchange:
             self._completed()
 
     def _write_head(self, status: int, headers: Headers, length: int | None, body: bytes = b"") -> None:
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        lines = b"".join(map(_AS_LINE, headers))
         if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
             raise ValueError("a header holds a line break")
         parts = [_STATUS_LINES[status], self._connection.default_head(), lines]

@@ -106,9 +106,9 @@ class GenerateWriter:
     def on_pause(self, called: Callable[[bool], None] | None) -> None:
         self._writer.on_pause = called
 
-    def start(self, status: int, headers: Headers) -> None:
-        """Begins a stream."""
-        self._writer.start(status, headers)
+    def start(self, status: int, headers: Headers, data: bytes = b"") -> None:
+        """Begins a stream, with the texts in `data`."""
+        self._writer.start(status, headers, self._turned(data))
 
     def write(self, data: bytes) -> None:
         """Sends the texts in `data`."""

@@ -90,7 +90,7 @@ class _Kept:
         self.on_pause: Callable[[bool], None] | None = None
         self.body = b""
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers, data: bytes = b"") -> None:
         """Not used: the call asks for no stream."""
 
     def write(self, data: bytes) -> None:

@@ -126,11 +126,13 @@ class Recorder:
         """Whether a head was sent."""
         return self.status != 0
 
-    def start(self, status: int, headers: Headers) -> None:
-        """Begins a body that comes in chunks."""
+    def start(self, status: int, headers: Headers, data: bytes = b"") -> None:
+        """Begins a body that comes in chunks, with its first part."""
         self.status = status
-        self._client.start(status, headers)
+        self._client.start(status, headers, data)
         self._owner.add(Head(status, True, headers).encode())
+        if data:
+            self._owner.add(data)
 
     def write(self, data: bytes) -> None:
         """Sends a part of it."""

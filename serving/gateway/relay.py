@@ -51,8 +51,8 @@ class Writer(Protocol):
         """Whether a head was sent: the response's status can no longer be chosen."""
         ...
 
-    def start(self, status: int, headers: Headers) -> None:
-        """Begins a body that comes in chunks."""
+    def start(self, status: int, headers: Headers, data: bytes = b"") -> None:
+        """Begins a body that comes in chunks, with its first part."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -201,10 +201,14 @@ class StreamAnswer:
         """Sends the head, the first events, and the rest as it comes."""
         self._writer = writer
         self._ended = asyncio.get_running_loop().create_future()
-        if not writer.is_started:  # a comment kept the connection alive until now
-            writer.start(200, STREAM_HEADERS + headers)
         writer.on_pause = self._on_pause
-        self._send(self._first)
+        if writer.is_started:  # a comment kept the connection alive until now
+            self._send(self._first)
+        elif self._done or self._failure is not None:
+            writer.start(200, STREAM_HEADERS + headers)
+            self._send(self._first)
+        else:
+            writer.start(200, STREAM_HEADERS + headers, b"".join(self._first))
         self._forward(writer)
         if writer.is_paused:
             self._on_pause(True)

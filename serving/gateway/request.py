@@ -151,7 +151,9 @@ class CallBuilder:
             raise BadRequest(
                 "'model' is required: a name such as smollm2-135m, name@version or name+adapter", param="model"
             )
-        self._heed_table()
+        table = self._fleet.table
+        if table is None or table.epoch != self._epoch:
+            self._heed_table()
         key = id(principal), reference, wanted_tier if isinstance(wanted_tier, str) else None
         known = self._granted.get(key)
         if known is not None and key[2] is wanted_tier:
@@ -195,7 +197,7 @@ class CallBuilder:
             wants_usage = _ask_for_usage(body)
         model = self._fleet.model(asked.model)
         num_prompt_tokens, num_prompts = _prompt(endpoint, model.tokens_per_byte, body)
-        num_choices = num_prompts * (count(body, "n", at_least=1) or 1)
+        num_choices = num_prompts * (count(body, "n", at_least=1) or 1) if "n" in body else num_prompts
         limit = _max_output_tokens(endpoint, body)
         version, trial = asked.version, None
         if version is None and model.split is None:
@@ -307,7 +309,7 @@ def _max_output_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int | None:
     if not endpoint.can_stream:
         return 0
     limit = None
-    if endpoint is Endpoint.CHAT:
+    if endpoint is Endpoint.CHAT and "max_completion_tokens" in body:
         limit = count(body, "max_completion_tokens", at_least=1)
     elif endpoint is Endpoint.RESPONSES:
         limit = count(body, "max_output_tokens", at_least=1)

@@ -125,7 +125,7 @@ class _Nobody:
     def __init__(self) -> None:
         self.on_pause: Callable[[bool], None] | None = None
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers, data: bytes = b"") -> None:
         """Nobody is told."""
 
     def write(self, data: bytes) -> None:

@@ -49,7 +49,7 @@ class TokenSplice:
         self._num_bytes = len(event) - (end - start)
 
     def take(self, data: bytes) -> bool:
-        """Sends `data` when it is one chunk with a token in the bytes known. It has to begin where a chunk begins."""
+        """Sends `data` when it is chunks with a token each in the bytes known. It has to begin where a chunk begins."""
         at = data.find(b"\r\n")
         size = len(data) - at - 4
         if (
@@ -62,7 +62,22 @@ class TokenSplice:
             self.num_tokens += 1
             self._write(data)
             return True
-        return False
+        return data.endswith(self._tail) and self._take_many(data)
+
+    def _take_many(self, data: bytes) -> bool:
+        """As `take`, of chunks that came together: all of them, or none."""
+        *chunks, rest = data.split(self._tail)
+        if rest or data.count(b'"') != self._num_quotes * len(chunks):
+            return False
+        num_tail = len(self._tail) - 4  # of the bytes that a chunk's size counts, less the line end after the size
+        for chunk in chunks:
+            at = chunk.find(b"\r\n")
+            size = len(chunk) - at + num_tail
+            if size <= self._num_bytes or not chunk.startswith(self._head, at) or not chunk.startswith(b"%x\r" % size):
+                return False
+        self.num_tokens += len(chunks)
+        self._write(data)
+        return True
 
     def stop(self) -> None:
         """Takes nothing any more: the answer is at its end."""

@@ -17,7 +17,7 @@ from struct import Struct
 from serving.core.policies.limits import NUM_COUNTS, LimitKind, LimitSettings, Refusal, Scope, Seen, bounds_of
 from serving.store.connection import KEY_PREFIX, StoreUnavailable
 from serving.store.limit_scripts import ADD, BEAT, RELEASE, RESERVE, SCRIPTS, SETTLE
-from serving.store.pipelined import OnReply, StorePipe
+from serving.store.pipelined import StorePipe
 from serving.store.resp import Part, Reply, StoreRefused
 
 LIMITS_PREFIX = f"{KEY_PREFIX}limits:"
@@ -118,11 +118,15 @@ class StoreLimits:
         pipe: to the store.
         worker: a name that no other worker has had: reservations hang on it.
         settings: equal in all workers of a store.
+
+    Attributes:
+        post: sends what `settle` or `release` made, without waiting (`StorePipe.post`).
     """
 
     def __init__(self, pipe: StorePipe, worker: str, settings: LimitSettings) -> None:
         pipe.register(*SCRIPTS)
         self._pipe = pipe
+        self.post = pipe.post
         self._worker = worker
         self._lease_s = settings.lease_s
         self._reserved_key = f"{RESERVED_PREFIX}{worker}"
@@ -202,10 +206,6 @@ class StoreLimits:
     def release(self, number: int) -> bytes:
         """The call that undoes a reservation of which nobody knows whether it was made; `post` it."""
         return RELEASE.command([self._reserved_key], [self._settings, number])
-
-    def post(self, command: bytes, on_reply: OnReply) -> None:
-        """Sends what `settle` or `release` made, without waiting."""
-        self._pipe.post(command, on_reply)
 
     async def add(self, number: int, elsewhere: Iterable[Elsewhere]) -> Reply:
         """Adds what was counted elsewhere, once for each `number`; 0 when that was done. Raises StoreUnavailable."""

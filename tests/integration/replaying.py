@@ -44,8 +44,9 @@ class Client:
         self.is_complete = False
         self.is_whole = False
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers, data: bytes = b"") -> None:
         self.status, self.headers = status, dict(headers)
+        self.body += data
 
     def write(self, data: bytes) -> None:
         assert not self.is_complete

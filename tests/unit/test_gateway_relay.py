@@ -67,8 +67,9 @@ class Client:
     def __init__(self) -> None:
         self.sent = b""
 
-    def start(self, status: int, headers: Any) -> None:
+    def start(self, status: int, headers: Any, data: bytes = b"") -> None:
         assert status == 200
+        self.sent += data
 
     def write(self, data: bytes) -> None:
         self.sent += data

@@ -48,6 +48,13 @@ def test_a_token_in_known_bytes_is_sent_as_it_came(text: str) -> None:
     assert (sent, found.num_tokens) == ([chunk(token(text))], 1)
 
 
+def test_tokens_that_came_together_are_sent_together() -> None:
+    found, sent = splice(token("a"))
+    data = b"".join(chunk(token(text)) for text in ("b", "longer than that", "\\n"))
+    assert found.take(data)
+    assert (sent, found.num_tokens) == ([data], 3)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -55,7 +62,11 @@ def test_a_token_in_known_bytes_is_sent_as_it_came(text: str) -> None:
         pytest.param(chunk(token("")), id="no token"),
         pytest.param(chunk(token('say "b"')), id="quotes"),
         pytest.param(chunk(token("b", field="reasoning")), id="another field"),
-        pytest.param(chunk(token("b")) + chunk(token("c")), id="two chunks"),
+        pytest.param(chunk(token("b")) + chunk(token("c", finish="stop")), id="a token and the end"),
+        pytest.param(chunk(token("b")) + chunk(token('say "c"')), id="a token and quotes"),
+        pytest.param(chunk(token("b")) + chunk(token("")), id="a token and none"),
+        pytest.param(chunk(token("b")) + chunk(token("cc")).replace(b"cc", b"c"), id="the second of a wrong size"),
+        pytest.param(chunk(token("b")) + chunk(token("c"))[:-3], id="the second not whole"),
         pytest.param(chunk(token("b") + token("c")), id="two events"),
         pytest.param(chunk(token("b"))[1:], id="no size"),
         pytest.param(chunk(token("b")).replace(b"\r\n", b";x\r\n", 1), id="an extension"),
@@ -117,7 +128,8 @@ class Client:
         self.sent = b""
         self.num_framed = 0
 
-    def start(self, status: int, headers: Any) -> None: ...
+    def start(self, status: int, headers: Any, data: bytes = b"") -> None:
+        self.sent += data
 
     def write(self, data: bytes) -> None:
         self.sent += data
@@ -125,10 +137,13 @@ class Client:
     end = write
 
     def write_framed(self, data: bytes) -> None:
-        size, _, rest = data.partition(b"\r\n")
-        assert len(rest) == int(size, 16) + 2
-        self.sent += rest[:-2]
-        self.num_framed += 1
+        while data:
+            size, _, data = data.partition(b"\r\n")
+            stop = int(size, 16)
+            assert data[stop : stop + 2] == b"\r\n"
+            self.sent += data[:stop]
+            self.num_framed += 1
+            data = data[stop + 2 :]
 
 
 async def relayed(pieces: list[bytes]) -> tuple[Client, Answer]:
