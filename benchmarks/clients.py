@@ -34,7 +34,7 @@ MODEL, EMBEDDER = "smollm2-135m", "all-minilm-l6-v2"
 MODELS = REPOSITORY / ".workbench" / "models"
 PROGRAMS = REPOSITORY / "benchmarks" / "client_programs"
 FAKE_OPTIONS = ("--ttft-ms", "5", "--itl-ms", "2")
-CLIENT_TIMEOUT_S = 120.0
+CLIENT_TIMEOUT_S = 300.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 # lm-eval's harness needs no torch for these models; GuideLLM does, and the build for CPUs is the small one.
 PEERS = {
@@ -82,11 +82,14 @@ async def _measure(
         server = Server(front.url, front.api_key, tokenizer, folder)
         for name, program in (("openai", "openai_sdk"), ("litellm", "litellm_sdk"), ("langchain", "langchain_chat")):
             console.print(f"[dim]{name} …")
-            bars += await _library(name, programs[name], PROGRAMS / f"{program}.py", server)
+            told = await _library(name, programs[name], PROGRAMS / f"{program}.py", server)
+            console.print("".join(f"[dim]  {bar.name}: {bar.value}\n" for bar in told), end="")
+            bars += told
         for title, command, variables, judge in _commands(mode, programs, server):
             console.print(f"[dim]{title} …")
             code, output = await _run(command, folder, {**server.variables, **variables})
             why = f"ended with {code}: {_tail(output)}" if code else judge()
+            console.print(f"[dim]  {why or 'ok'}")
             bars.append(equal_to(title, why or "ok", "ok"))
     return bars
 
