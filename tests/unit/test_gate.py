@@ -108,13 +108,20 @@ def test_drift_says_how_much_must_have_been_evaluated(
     action: str, announced: str, quality: Verdict, expected: Verdict
 ) -> None:
     drift = DriftFound(action, 0.05, 0.001, 0.9, announced=announced)
-    assert judge(Gate.DRIFT, GateEvidence(drift=drift), POLICY, quality).verdict is expected
+    assert judge(Gate.DRIFT, GateEvidence(age_s=0.0, drift=drift), POLICY, quality).verdict is expected
 
 
 def test_a_tripwire_may_be_missed_only_where_the_policy_says_so() -> None:
-    unseen = GateEvidence(drift=DriftFound("same", 0.0, 1.0, 1.0, not_seen=("settings",)))
+    unseen = GateEvidence(age_s=0.0, drift=DriftFound("same", 0.0, 1.0, 1.0, not_seen=("settings",)))
     assert judge(Gate.DRIFT, unseen, POLICY).verdict is Verdict.INCONCLUSIVE
     assert judge(Gate.DRIFT, unseen, GatePolicy(drift_may_miss=("settings",))).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("age_s", [None, float("nan"), -1.0, 31 * 86400.0])
+def test_evidence_of_another_age_than_it_may_have_is_inconclusive(age_s: float | None) -> None:
+    for gate, evidence in CLEAN.items():
+        said = judge(gate, replace(evidence, age_s=age_s), POLICY, Verdict.PASS)
+        assert said.verdict is Verdict.INCONCLUSIVE and "measured" in said.reason
 
 
 @given(st.lists(st.sampled_from(Verdict)))

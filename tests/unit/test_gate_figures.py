@@ -34,7 +34,7 @@ def cell(rate: float = 100.0, spread: float = 0.01, **changes: Any) -> CellResul
 
 
 def said(gate: Gate, evidence: Any, policy: GatePolicy = POLICY) -> Verdict:
-    return judge(gate, evidence, policy).verdict
+    return judge(gate, replace(evidence, age_s=evidence.age_s or 0.0), policy).verdict
 
 
 @pytest.mark.parametrize(

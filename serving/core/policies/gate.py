@@ -303,7 +303,10 @@ def _worse(figure: Figure) -> str:
 
 
 def _age(evidence: GateEvidence, policy: GatePolicy) -> list[str]:
-    if evidence.age_s is None or evidence.age_s <= policy.max_age_days * DAY_S:
+    if evidence.age_s is None:
+        is_something = evidence.drift is not None or any(not one.missing for one in evidence.figures)
+        return ["nobody knows when it was measured"] if is_something else []
+    if 0.0 <= evidence.age_s <= policy.max_age_days * DAY_S:
         return []
     return [f"measured {evidence.age_s / DAY_S:.0f} days ago; {policy.max_age_days:g} is the most"]
 

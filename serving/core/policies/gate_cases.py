@@ -77,6 +77,7 @@ def _bad(clean: tuple[Figure, ...], policy: GatePolicy) -> list[tuple[str, Verdi
         found.append((f"nothing of {figure.of}", Verdict.INCONCLUSIVE, GateEvidence(without, age_s=0.0)))
     old_s = 2.0 * policy.max_age_days * DAY_S
     found.append(("evidence in doubt", Verdict.INCONCLUSIVE, GateEvidence(clean, ("another machine",), 0.0)))
+    found.append(("evidence of unknown age", Verdict.INCONCLUSIVE, GateEvidence(clean)))
     found.append(("old evidence", Verdict.INCONCLUSIVE, GateEvidence(clean, age_s=old_s)))
     return found
 
