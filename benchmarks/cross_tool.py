@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from benchmarks.clients import MODEL, MODELS, OFFLINE, vllm_metadata
 from benchmarks.cpu_time import cpu_s
 from benchmarks.harness import REPOSITORY, Bar, Mode, at_most, equal_to, run
 from benchmarks.loadgen_truth import IN_MEMORY, fake_engine
+from benchmarks.processes import put_first
 from benchmarks.real_engine import vllm_engine
 from serving.clock import SystemClock
 from serving.engine import weights
@@ -57,7 +58,6 @@ ENGINE_FIGURES = {name: f"engine_{name}" for name in FIGURES}
 STARTS_AT_WRITE = ("GuideLLM",)  # beside ours; the others' clocks start when the request is handed to aiohttp
 MAX_CPU_RATIO = 0.8
 POLL_S = 0.1
-FIRST = -20  # the nice value of what goes before all other ordinary processes
 TIMEOUT_S = 180.0
 OURS, VLLM = "ours", "vllm bench serve"
 LOAD_CLIENT = REPOSITORY / "benchmarks" / "client_programs" / "load_client.py"
@@ -174,7 +174,7 @@ async def _run(folder: Path, url: str, tool: Tool, num_requests: int, seed: int)
         cwd=REPOSITORY, env={**own, **OFFLINE, **tool.variables}, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    _put_first(process.pid)
+    put_first(process.pid)
     watching = asyncio.create_task(_watch(url, process.pid))
     try:
         output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
@@ -188,14 +188,6 @@ async def _run(folder: Path, url: str, tool: Tool, num_requests: int, seed: int)
     except (OSError, KeyError, ValueError) as error:
         text = output.decode(errors="replace")[-1500:]
         raise RuntimeError(f"{tool.name} ended with {process.returncode} and {error!r}: {text}") from error
-
-
-def _put_first(pid: int) -> None:
-    """Runs a process and its children before all ordinary ones, where the system permits it."""
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, pid, FIRST)
-    with suppress(PermissionError, FileNotFoundError):  # Linux weighs sessions first, where they are groups
-        Path(f"/proc/{pid}/autogroup").write_text(str(FIRST))
 
 
 Sample = tuple[float, float, int]

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.harness import REPOSITORY
+from benchmarks.processes import put_first
 from serving.clock import SystemClock
 from serving.engine import weights
 from serving.engine.catalogue import CATALOGUE
@@ -21,7 +22,7 @@ MODELS = REPOSITORY / ".workbench" / "models"
 async def vllm_engine(
     folder: Path, model: str, name: str = "vllm", *, python_path: Sequence[Path] = ()
 ) -> AsyncIterator[str]:
-    """An engine until the block ends; yields its URL.
+    """An engine until the block ends, run before ordinary processes where the system permits it; yields its URL.
 
     Args:
         folder: for its log, `NAME.log`.
@@ -46,6 +47,8 @@ async def vllm_engine(
     )
     replica = ReplicaProcess(spec, SystemClock(), command=command)
     await replica.start()
+    if replica.pid is not None:
+        put_first(replica.pid)
     try:
         yield replica.url
     finally:

@@ -62,7 +62,11 @@ class Workplace:
             child = await asyncio.create_subprocess_exec(
                 *command, cwd=ROOT, env=os.environ | self.env, stdout=asyncio.subprocess.PIPE, stderr=err
             )
-        output, _ = await asyncio.wait_for(child.communicate(), timeout_s)
+        try:
+            output, _ = await asyncio.wait_for(child.communicate(), timeout_s)
+        finally:
+            if child.returncode is None:  # a test that fails leaves nothing running
+                child.terminate()
         return child.returncode or 0, output.decode()
 
     async def status(self) -> dict[str, Any]:
