@@ -74,7 +74,7 @@ async def test_an_endpoint_is_measured_without_a_configuration_and_shows_itself(
     assert metrics["num_unsent"] == 0.0 and "send_lag_s/p99" in metrics
     assert metrics["output_tokens_per_s_per_user/p10"] <= metrics["output_tokens_per_s_per_user/p50"]
     assert "goodput_rps" in repr(result) and "engine counters: 1920 prompt" in repr(result)
-    assert "<table>" in result._repr_html_()
+    assert "<table>" in result._repr_html_() and "<svg" in result._repr_html_()
     frame = result.frame()
     assert len(frame) == 80 and frame["ok"].all() and frame["ttft_s"].notna().all()
     assert len(result.figure().data) == 2

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.core.state import Task
+from workbench import stats
 from workbench.absent import Absent
 from workbench.loadgen import ClientError, RequestRecord, Slo, Summary, to_table
 from workbench.measurement.energy import Energy
 from workbench.measurement.engine_window import EngineCount
 from workbench.measurement.findings import Findings
 from workbench.measurement.metered import energy_metrics
+from workbench.sparkline import sparkline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,7 +218,17 @@ class BenchResult:
         title = f"{self.model} at {self.url}: {self.load}, {self.workload}"
         told = "".join(f"<li>{escape(line)}</li>" for line in self.lines())
         head = "<tr><th>metric</th><th>value</th><th>95 % interval</th></tr>"
-        return f"<h4>{escape(title)}</h4><table>{head}{rows}</table><ul>{told}</ul>"
+        return f"<h4>{escape(title)}</h4>{self._line()}<table>{head}{rows}</table><ul>{told}</ul>"
+
+    def _line(self) -> str:
+        """Tokens a second over the run as a small figure, the steady part shaded."""
+        line, judged = self.found.line, self.found.judged
+        if line is None:
+            return ""
+        steady = None if judged is None or not isinstance(judged.steady, stats.Steady) else judged.steady
+        num_slots = len(line.tokens_per_s)
+        shaded = None if steady is None else (steady.first / num_slots, steady.end / num_slots)
+        return sparkline(line.tokens_per_s, "tokens/s over the run (steady part shaded)", shaded)
 
     @property
     def weak(self) -> list[str]:
