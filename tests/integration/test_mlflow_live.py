@@ -16,7 +16,7 @@ from workbench.benchmark.run import abench
 from workbench.run_fields import RunFields
 from workbench.sweeps.results import ResultsFolder
 from workbench.sweeps.run import run_sweep
-from workbench.tracking import Tracker
+from workbench.tracking import LiveRun, Tracker
 
 
 def nested(uri: str, experiment: str, parent_run_id: str) -> list[Any]:
@@ -114,6 +114,24 @@ def test_a_family_that_goes_on_gets_only_what_is_new(mlflow_uri: str, tmp_path: 
     assert (run.data.tags["reason"], run.data.metrics["num_cells"]) == ("found", 2.0)
     other = replace(parent, key="search-2")
     assert tracker.log_family("benchmarks/live-family", other, [], {}) != run_id
+
+
+def test_points_come_while_it_runs_from_a_process_of_their_own(mlflow_uri: str) -> None:
+    client = mlflow_client(mlflow_uri)
+    run_id = Tracker(mlflow_uri).start_run("benchmarks/live-points", "a run").run_id
+    live = LiveRun(client, run_id, every_s=0.0)
+    live.start()
+    for ended in (1, 2, 3):
+        live.on_requests(ended, 3)
+    live.stop()
+    assert live.trouble is None
+    assert [point.value for point in client.get_metric_history(run_id, "live/num_ended")] == [1.0, 2.0, 3.0]
+    client.delete_run(run_id)
+    gone = LiveRun(client, run_id, every_s=0.0)
+    gone.start()
+    gone.on_requests(4, 4)
+    gone.stop()
+    assert gone.trouble is not None and "does not take live metrics" in gone.trouble
 
 
 def test_a_live_metric_that_is_refused_is_said_once(mlflow_uri: str) -> None:

@@ -18,6 +18,7 @@ from workbench.comparison.compare import Compared, compare
 from workbench.config_layers import ConfigError
 from workbench.connection import connected
 from workbench.loadgen import Slo, TargetKind
+from workbench.notebook_bar import NotebookBar, in_notebook
 from workbench.sync import run_sync
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def bench(
         slo: what counts as a good request; the configuration's when None.
         client_processes: that share the load; one, or more where load and cores ask for it, when None.
         log: follow it in MLflow while it runs, and log it there at its end: what `result.log()` does afterwards.
-        on_progress: told of (ended, planned) after each request; prints a line now and then when None.
+        on_progress: told of (ended, planned) after each request; a bar, or a line now and then, when None.
 
     Raises:
         SpecError: a short form or the url cannot be read; the message says what would be right.
@@ -187,7 +188,7 @@ async def _abench(
     return await measure(
         config,
         request,
-        on_progress=on_progress or _printer(),
+        on_progress=on_progress or _printer(request.model),
         keep=keep,
         open_run=None if following is None else following.open_run,
         on_trouble=lambda trouble: _print(f"MLflow does not follow it: {trouble}"),
@@ -211,7 +212,10 @@ def _logged(result: BenchResult, following: Following) -> BenchResult:
     return logged
 
 
-def _printer() -> Callable[[int, int], None]:
+def _printer(model: str) -> Callable[[int, int], None]:
+    """A bar in a notebook, else a line now and then."""
+    if in_notebook():
+        return NotebookBar(model)
     printed_s = time.monotonic()
 
     def on_requests(done: int, total: int) -> None:
