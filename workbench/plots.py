@@ -194,8 +194,9 @@ def _priced(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     columns = {_price(kind): price}
     if kind == "output":
         usd_rate = price * rows["output_tokens_per_s_per_gpu"]
-        columns[f"{_price(kind)}/ci_low"] = usd_rate / rows["ci_high"]
-        columns[f"{_price(kind)}/ci_high"] = usd_rate / rows["ci_low"]
+        # A rate whose interval reaches down to 0 leaves the price without an upper end.
+        columns[f"{_price(kind)}/ci_low"] = usd_rate / rows["ci_high"].where(rows["ci_high"] > 0)
+        columns[f"{_price(kind)}/ci_high"] = usd_rate / rows["ci_low"].where(rows["ci_low"] > 0)
     return rows.assign(**columns)
 
 

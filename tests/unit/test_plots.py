@@ -120,6 +120,14 @@ def test_cost_carries_the_interval_of_the_rate_to_the_price() -> None:
     }
 
 
+def test_a_rate_that_may_be_nothing_leaves_the_price_without_an_upper_end() -> None:
+    rows = cost_rows()
+    rows["ci_low"] = 0.0
+    output = plots.cost(rows).data[0]
+    assert list(output.y) == [0.4, 0.2] and output.error_y.array[0] == 0
+    assert output.error_y.arrayminus[0] > 0
+
+
 def test_a_series_keeps_its_colour_from_panel_to_panel_and_stands_once_in_the_legend() -> None:
     embed = cost_rows(
         model="a-embed", task="embed", usd_per_million_output_tokens=0.0, output_tokens_per_s_per_gpu=None
