@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -75,6 +77,7 @@ class RecordJudge:
         self._clock = clock
         self._events = events
         self._copies = copies
+        self._looking: defaultdict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
 
     def judge(self, model: str, version: str) -> Judgement:
         """What counts now. Raises ServingError when the registry does not answer."""
@@ -83,9 +86,15 @@ class RecordJudge:
     def look(self, model: str, version: str) -> tuple[Judgement, Mapping[str, str] | None]:
         """What counts now, and the tags as they stand after it; None where they could not be put right.
 
+        One thread at a time looks at a version: two would put right, and tell, the same.
+
         Raises:
             ServingError: the registry does not answer.
         """
+        with self._looking[model, version]:
+            return self._look(model, version)
+
+    def _look(self, model: str, version: str) -> tuple[Judgement, Mapping[str, str] | None]:
         tags = self._claims.tags(model, version)
         book = self._book()
         evidence = next(iter(book.of(model).evidence_of(version)), None)
@@ -110,7 +119,10 @@ class RecordJudge:
         digest = hashlib.sha256(data).hexdigest()
         copy = self._copy(evidence)
         if digest == evidence.digest and copy is not None and not copy.exists():
-            write_file(copy, data, 0o600)
+            try:
+                write_file(copy, data, 0o600)
+            except ServingError as error:  # without a copy it could not be put back; it counts all the same
+                logger.warning("no copy of the evidence on %s is kept: %s", evidence.version, error.message)
         return digest
 
     def _restore(self, evidence: Evidence) -> bool:
