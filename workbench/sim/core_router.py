@@ -13,6 +13,7 @@ from serving.core.decisions import RouteRecord
 from serving.core.fleet import Fleet
 from serving.core.output_lengths import OutputLengths
 from serving.core.policies import routing
+from serving.core.policies.scorers import COST_AWARE_WEIGHTS
 from serving.core.prefix_index import Prefix
 from serving.core.state import (
     CostRow,
@@ -25,6 +26,7 @@ from serving.core.state import (
     RoutingPolicy,
     RoutingTable,
     Task,
+    TierSlo,
 )
 from workbench.sim.cost_rows import MODEL_VERSION
 from workbench.sim.fleet import FleetSpec, PoolSpec
@@ -97,6 +99,14 @@ class CoreRouter:
         if not request.blocks:
             return None
         return Prefix([hash((request.model, block)) for block in request.blocks], self._block_tokens)
+
+
+def cost_aware_policy(spec: FleetSpec) -> RoutingPolicy:
+    """The core's cost-aware weights and the fleet's SLOs; predicted rows count, for there are no others."""
+    slos = {
+        tier.value: TierSlo(of.ttft_p99_s.base, of.tpot_p99_s, of.ttft_p99_s.per_1k) for tier, of in spec.tiers.items()
+    }
+    return RoutingPolicy(tier_weights=COST_AWARE_WEIGHTS, slos=slos, provenances=("predicted",))
 
 
 def routing_table(spec: FleetSpec, policy: RoutingPolicy, rows: Sequence[CostRow]) -> RoutingTable:

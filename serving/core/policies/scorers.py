@@ -116,6 +116,14 @@ SCORERS: Mapping[str, Scorer] = {
     "adapter": adapter,
 }
 
+COST_AWARE_WEIGHTS: Mapping[str, Mapping[str, float]] = {
+    "interactive": {"latency": 1.0, "prefix": 0.2, "preemptions": 0.1, "adapter": 0.5},
+    "default": {"latency": 0.7, "cost": 0.3, "prefix": 0.2, "preemptions": 0.1, "adapter": 0.5},
+    "batch": {"latency": 0.1, "cost": 0.9, "prefix": 0.2, "preemptions": 0.1, "adapter": 0.5},
+}
+"""Weights by tier for a fleet with a cost table: interactive pays for latency, batch for price. What prices cannot tell
+of a pool without rows is left to prefixes, preemptions and adapters."""
+
 
 def check(policy: RoutingPolicy) -> None:
     """Refuses a policy that cannot decide.
