@@ -12,7 +12,7 @@ from evals.refusals import refuses
 from evals.results import Evaluation, ItemResult
 from evals.suites import suite_of
 from evals.tasks import Scoring
-from serving.core.policies.gate import FAILURES, REFUSALS, TRIPS, Figure, Gate, GatePolicy, Part, judge
+from serving.core.policies.gate import FAILURES, REFUSALS, TRIPS, Figure, Gate, GateEvidence, GatePolicy, Part, judge
 from serving.core.policies.guardrails import GuardrailSettings
 from serving.core.sequential import Verdict
 from tests.cells import STARTED_AT_S, make_cell
@@ -49,6 +49,26 @@ def said(gate: Gate, evidence: Any, policy: GatePolicy = POLICY) -> Verdict:
 )
 def test_performance_is_held_against_the_champions_own_rows(rate: float, spread: float, expected: Verdict):
     assert said(Gate.PERFORMANCE, performance([cell()], [cell(rate, spread)], POLICY, NOW_S)) is expected
+
+
+def test_loads_decide_together_and_each_may_object():
+    def evidence(*rates: float, spread: float = 0.08) -> GateEvidence:
+        sides = [[cell(rate, spread, concurrency=n + 1) for n, rate in enumerate(of)] for of in ([100.0] * 4, rates)]
+        return performance(sides[0], sides[1], POLICY, NOW_S)
+
+    same = evidence(100.0, 100.0, 100.0, 100.0)
+    assert [one.part for one in same.figures] == [Part.DECIDES, *[Part.OBJECTS] * 4, Part.DECIDES]
+    assert same.figures[0].worse == pytest.approx(0.0)
+    assert said(Gate.PERFORMANCE, same) is Verdict.PASS  # which one of them alone would not
+    assert said(Gate.PERFORMANCE, performance([cell()], [cell(100.0, 0.2)], POLICY, NOW_S)) is Verdict.INCONCLUSIVE
+    assert said(Gate.PERFORMANCE, evidence(110.0, 110.0, 110.0, 75.0, spread=0.02)) is Verdict.FAIL
+    missing = performance(
+        [cell(concurrency=1), cell(concurrency=2)],
+        [cell(concurrency=1), replace(cell(concurrency=2), weak=(RATE,))],
+        POLICY,
+        NOW_S,
+    )
+    assert said(Gate.PERFORMANCE, missing) is Verdict.INCONCLUSIVE and "1 loads" in missing.figures[0].missing
 
 
 def test_worse_is_a_share_whichever_way_the_metric_goes():

@@ -42,7 +42,7 @@ def test_a_fail_offers_nothing_to_approve(failing: Gathered):
     text = shown(failing)
     assert "<header class='fail'>" in text
     assert "canary approve" not in text and "canary reject" in text
-    assert "6 of 7 figures are worse" in text
+    assert "9 of 10 figures are worse" in text
 
 
 def test_every_figure_has_its_interval_and_every_gate_its_place(passing: Gathered, failing: Gathered):

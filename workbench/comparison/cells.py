@@ -31,6 +31,7 @@ HIGHER_IS_BETTER = {
     **dict.fromkeys(("ttft_s", "ttfc_s", "service_ttft_s", "itl_s", "tpot_s", "e2e_s", "service_e2e_s"), False),
     **dict.fromkeys(("failed_frac", "joules_per_token", "joules_per_output_token"), False),
     **dict.fromkeys(("usd_per_million_tokens", "usd_per_million_output_tokens"), False),
+    **dict.fromkeys(("usd_per_million_input_tokens", "usd_per_million_cached_input_tokens"), False),
 }
 MAX_NAMED_DIFFERENCES = 6
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import NormalDist
+from statistics import NormalDist, geometric_mean
 
 from evals.suite_compare import holm
-from serving.core.policies.gate import FAILURES, Figure, GateEvidence, GatePolicy, Scale
+from serving.core.policies.gate import FAILURES, Figure, GateEvidence, GatePolicy, Part, Scale
 from serving.core.state import Task
 from workbench import stats
 from workbench.comparison.cells import DEFAULT_METRICS, is_higher_better
@@ -62,12 +62,11 @@ def performance(
     pairs = _pairs(champion, candidate)
     if not pairs:
         return GateEvidence(doubts=(_nothing(champion, candidate),))
-    figures = [
-        _metric(name, mine, theirs, policy.performance_tolerance) for name in policy.metrics for mine, theirs in pairs
-    ]
+    loads = {name: [_metric(name, *pair, policy.performance_tolerance) for pair in pairs] for name in policy.metrics}
     failures = _failures([mine for mine, _ in pairs], [theirs for _, theirs in pairs], policy.failures_tolerance)
     oldest_s = min(cell.ended_at_s for pair in pairs for cell in pair)
-    return GateEvidence((*corrected(figures), failures), age_s=max(0.0, now_s - oldest_s))
+    figures = _over_loads(loads, policy.performance_tolerance)
+    return GateEvidence((*figures, failures), age_s=max(0.0, now_s - oldest_s))
 
 
 def cost(
@@ -98,7 +97,7 @@ def cost(
     if not both:
         why = sorted({f"{skipped.cell_id}: {skipped.reason}" for table in tables for skipped in table.skipped})
         return GateEvidence(doubts=(f"no cell has a price on both sides ({'; '.join(why[:3]) or 'none measured'})",))
-    figures = []
+    loads: dict[str, list[Figure]] = {metric: [] for metric in policy.cost_metrics}
     for key in both:
         mine, theirs = sides[0][key], sides[1][key]
         load = _load(key[2], key[3], key[4], through_gateway=key[1] == TargetKind.GATEWAY)
@@ -106,11 +105,11 @@ def cost(
             prices = [_price(getattr(row, metric), row.output_tokens_per_s_per_gpu or row.prefill_tokens_per_s_per_gpu,
                              row.ci_low, row.ci_high) for row in (mine, theirs)]  # fmt: skip
             name = f"{LABELS[metric]}, {load}"
-            figures.append(
+            loads[metric].append(
                 ratio(metric, name, "USD", prices[0], prices[1], policy.cost_tolerance, lower_is_better=True)
             )
     oldest_s = min(sides[side][key].measured_at.timestamp() for key in both for side in (0, 1))
-    return GateEvidence(corrected(figures), age_s=max(0.0, now_s - oldest_s))
+    return GateEvidence(_over_loads(loads, policy.cost_tolerance), age_s=max(0.0, now_s - oldest_s))
 
 
 def ratio(
@@ -144,6 +143,42 @@ def ratio(
         interval=(share(low), share(high)),
         tolerance=tolerance,
     )
+
+
+def pooled(loads: Sequence[Figure], tolerance: float, *, lower_is_better: bool) -> Figure:
+    """The geometric mean of the ratios of one metric over all loads; none where a load has none."""
+    of, unit = loads[0].of, loads[0].unit
+    name = f"{_label(of)}, {len(loads)} loads together"
+    shares = [(one.worse, *one.interval) for one in loads if one.worse is not None and one.interval is not None]
+    if len(shares) < len(loads):
+        why = next(one.missing for one in loads if one.missing)
+        return Figure(
+            of, name, unit, missing=f"{len(loads) - len(shares)} loads have no figure: {why}", scale=Scale.RATIO
+        )
+    sign = 1.0 if lower_is_better else -1.0
+    logs = [[sign * math.log1p(sign * share) for share in one] for one in shares]
+    moved = math.fsum(one[0] for one in logs) / len(logs)
+    low = moved - math.hypot(*(one[0] - one[1] for one in logs)) / len(logs)
+    high = moved + math.hypot(*(one[2] - one[0] for one in logs)) / len(logs)
+    figure = _tested(Figure(of, name, unit, scale=Scale.RATIO), moved, low, high, sign * math.log1p(sign * tolerance))
+    return replace(
+        figure,
+        champion=geometric_mean(one.champion or 0.0 for one in loads),
+        candidate=geometric_mean(one.candidate or 0.0 for one in loads),
+        worse=sign * math.expm1(sign * moved),
+        interval=(sign * math.expm1(sign * low), sign * math.expm1(sign * high)),
+        tolerance=tolerance,
+    )
+
+
+def _over_loads(loads: Mapping[str, Sequence[Figure]], tolerance: float) -> tuple[Figure, ...]:
+    """All loads of a metric together decide; each of several may object, as tasks do in a suite."""
+    together = [
+        found[0] if len(found) == 1 else pooled(found, tolerance, lower_is_better=not is_higher_better(of))
+        for of, found in loads.items()
+    ]
+    alone = [replace(one, part=Part.OBJECTS) for found in loads.values() if len(found) > 1 for one in found]
+    return (*corrected(together), *corrected(alone))
 
 
 def corrected(figures: Sequence[Figure]) -> tuple[Figure, ...]:

@@ -128,7 +128,7 @@ class GatePolicy:
     """What is asked of a candidate.
 
     Attributes:
-        metrics: of performance, each within the tolerance on every load that both were measured under.
+        metrics: of performance, each over all loads that both were measured under; one load alone may object.
         performance_tolerance: by which share a metric may be worse.
         failures_tolerance: by how much the share of failed requests may rise.
         cost_tolerance: by which share the price may be higher.
