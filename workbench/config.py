@@ -33,7 +33,7 @@ from pydantic import (
 )
 
 from serving.core.policies import routing
-from serving.core.state import RoutingPolicy, Task, Tier
+from serving.core.state import RoutingPolicy, Task, Tier, TierSlo
 from serving.core.tenancy import AuthMode
 from serving.engine.fake.settings import FakeSettings
 from serving.engine.flags import EngineFlags
@@ -205,10 +205,14 @@ class RoutingConfig(Strict):
     stale_after_s: PositiveFloat = RoutingPolicy().stale_after_s
     queued_tokens_scale: PositiveFloat = RoutingPolicy().queued_tokens_scale
     in_flight_scale: PositiveFloat = RoutingPolicy().in_flight_scale
+    tier_weights: dict[Tier, dict[str, float]] = Field(default_factory=dict)
+    slos: dict[Tier, TierSlo] = Field(default_factory=dict)
 
     def policy(self) -> RoutingPolicy:
         """The same as the core's frozen value."""
-        return RoutingPolicy(**self.model_dump())
+        own = {name: getattr(self, name) for name in type(self).model_fields}
+        by_tier = {name: {tier.value: of for tier, of in own[name].items()} for name in ("tier_weights", "slos")}
+        return RoutingPolicy(**(own | by_tier))
 
 
 class RetentionConfig(Strict):

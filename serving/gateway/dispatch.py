@@ -87,6 +87,7 @@ class Dispatched:
             timeout_s=timeout_s,
         )
         self.answer = await open_answer(self._upstream, call)
+        self._fleet.on_first_token(self.choice.route.replica_id, self._request_id)
 
     def close(self) -> None:
         """Takes the request off the replica; the engine is told when its answer was not read to the end."""

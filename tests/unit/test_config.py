@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.core.state import Tier, TierSlo
 from workbench.config import StartPolicy, load_config
 from workbench.config_layers import ConfigError
 
@@ -172,3 +173,14 @@ def test_the_usual_variables_name_servers_that_somebody_else_runs(tmp_path: Path
     config = load(tmp_path, REDIS_URL="redis://store:6379", MLFLOW_TRACKING_URI="http://mlflow:5000")
     assert config.stores.redis_url == "redis://store:6379"
     assert config.stores.mlflow_tracking_uri == "http://mlflow:5000"
+
+
+def test_weights_and_slos_of_a_tier_reach_the_published_policy(tmp_path: Path):
+    routing = "routing: {tier_weights: {batch: {cost: 1.0}}, slos: {interactive: {ttft_s: 1.0, tpot_s: 0.05}}}\n"
+    policy = load(tmp_path, MINIMAL + routing).routing.policy()
+    assert policy.weights_of(Tier.BATCH) == {"cost": 1.0}
+    assert policy.weights_of(Tier.DEFAULT) == policy.weights
+    assert policy.slos[Tier.INTERACTIVE] == TierSlo(1.0, 0.05)
+    for wrong, says in (("batch: {prize: 1.0}", "prize"), ("gold: {cost: 1.0}", "gold")):
+        with pytest.raises(ConfigError, match=says):
+            load(tmp_path, MINIMAL + f"routing: {{tier_weights: {{{wrong}}}}}\n")
