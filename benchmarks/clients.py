@@ -183,12 +183,15 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _write_tasks(folder: Path) -> None:
-    """Two tasks over a file of ours: lm-eval's own are on a hub."""
+    """Two tasks over a file of ours: lm-eval's own are on a hub.
+
+    A question without a place for its answer is one that SmolLM2 ends at once, with no text.
+    """
     folder.mkdir(exist_ok=True)
     rows = [{"question": f"What is {n} and {n}?", "choices": [f" {2 * n}", f" {2 * n + 1}"]} for n in range(8)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row | {"answer": 0}) + "\n" for row in rows))
     head = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder}/rows.jsonl}}}}\ntest_split: test\n"
-    head += 'doc_to_text: "{{question}}"\n'
+    head += 'doc_to_text: "Question: {{question}}\\nAnswer:"\n'
     (folder / "generate.yaml").write_text(
         "task: workbench_generate\noutput_type: generate_until\n" + head + 'doc_to_target: "{{choices[0]}}"\n'
         "generation_kwargs: {max_gen_toks: 8, until: ['###']}\nmetric_list: [{metric: exact_match}]\n"
