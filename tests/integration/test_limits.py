@@ -107,6 +107,7 @@ async def test_with_requests_and_tokens_both_limited_the_tighter_one_is_what_pas
 async def test_over_several_windows_as_much_passes_as_the_limit_and_never_more(short: list[Worker]) -> None:
     who = someone(requests_per_minute=10_000, tokens_per_minute=4000)
     passed_at_s: list[float] = []
+    tried_at_s: list[float] = []
     loop = asyncio.get_running_loop()
 
     async def caller(worker: Worker) -> None:
@@ -114,19 +115,29 @@ async def test_over_several_windows_as_much_passes_as_the_limit_and_never_more(s
             try:
                 hold = await worker.keeper.reserve(who, 10, None, is_stream=False)
             except LimitReached:
+                tried_at_s.append(loop.time())
                 await asyncio.sleep(0.002)
             else:
+                tried_at_s.append(loop.time())
                 assert hold.at_s is not None
                 passed_at_s.append(hold.at_s)
                 hold.settle(10, None)
 
     began_s = loop.time()
     await asyncio.gather(*(caller(worker) for worker in short))
-    first_s = passed_at_s[0]
     for first in range(0, len(passed_at_s), 7):
         window = sum(passed_at_s[first] <= at_s < passed_at_s[first] + 1.0 for at_s in passed_at_s)
         assert window * 10 <= 4000
-    assert sum(at_s < first_s + 3.06 for at_s in passed_at_s) * 10 >= 0.98 * 3 * 4000
+    assert len(passed_at_s) >= 0.95 * num_that_could_pass(tried_at_s, at_once=400)
+
+
+def num_that_could_pass(tried_at_s: list[float], *, at_once: int) -> int:
+    """How many of the tries a window of a second lets through: on a busy machine fewer try than it would let."""
+    passed: list[float] = []
+    for at_s in sorted(tried_at_s):
+        if len(passed) < at_once or passed[-at_once] <= at_s - 1.0:
+            passed.append(at_s)
+    return len(passed)
 
 
 async def test_key_and_tenant_are_counted_together_or_not_at_all(minute: list[Worker]) -> None:
