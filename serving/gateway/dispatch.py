@@ -87,7 +87,8 @@ class Dispatched:
             timeout_s=timeout_s,
         )
         self.answer = await open_answer(self._upstream, call)
-        self._fleet.on_first_token(self.choice.route.replica_id, self._request_id)
+        if call.stream:  # a unary answer came whole, and is taken off the count at once
+            self._fleet.on_first_token(self.choice.route.replica_id, self._request_id)
 
     def close(self) -> None:
         """Takes the request off the replica; the engine is told when its answer was not read to the end."""

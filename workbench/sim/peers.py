@@ -3,8 +3,8 @@
 RoundRobin       one after the other
 LeastLoad        the fewest requests
 PowerOfTwo       the fewer requests of two at random; as vllm-router's policy of that name
-PrefixLoad       the share of the prompt that is there and the load, each in [0, 1], as the Kubernetes gateway's
-                 endpoint picker weighs its scorers by default
+PrefixLoad       the share of the prompt that is there and the load, each in [0, 1], weighed 3 to 2 as llm-d's request
+                 scheduler weighs prefix-cache hits and queue depth without a configuration of one's own
 CacheAware       vllm-router's default: where most of the prompt is, if that is enough of it, else where the least
                  was sent; the fewest requests when load is uneven (0.1.17, its defaults)
 ConsistentHash   vllm-router's, by the beginning of the prompt; prompts without blocks by their own id
@@ -25,7 +25,7 @@ CACHE_THRESHOLD = 0.3
 BALANCE_ABS_THRESHOLD = 64
 BALANCE_REL_THRESHOLD = 1.5
 POINTS_PER_REPLICA = 64
-PREFIX_WEIGHT, LOAD_WEIGHT = 2.0, 1.0
+PREFIX_WEIGHT, LOAD_WEIGHT = 3.0, 2.0
 
 
 class Peer:
