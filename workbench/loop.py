@@ -28,6 +28,8 @@ from workbench.stack.supervisor import Stack
 
 OnChange = Callable[[str, str], None]
 TAKE_UP_TIMEOUT_S = 10.0
+FIRST_TABLE_TIMEOUT_S = 30.0
+"""For the control plane to hear of champions: on a busy machine it takes long to import MLflow's client."""
 SETUP_SECONDS = Path(sys.prefix) / "setup-seconds"
 PROMPT = "What is the capital city of Japan?"
 
@@ -90,11 +92,11 @@ def _setup_s() -> float | None:
 async def until_served(stack: Stack, on_change: OnChange) -> None:
     """Returns when every gateway worker serves every model that has a started pool by its bare name.
 
-    Says so and returns after 10 s: a registry may know a model without a champion.
+    Says so and returns after 30 s: a registry may know a model without a champion.
     """
     wanted = {runner.pool.model for runner in stack.pools.values() if runner.is_started}
     on_change("gateway", "waits for the routing table to list what is ready")
-    deadline_s = time.monotonic() + TAKE_UP_TIMEOUT_S
+    deadline_s = time.monotonic() + FIRST_TABLE_TIMEOUT_S
     listed_by_all = 0
     missing = wanted
     while time.monotonic() < deadline_s:
