@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, PositiveFloat, SecretStr, field_validator, model_validator
 
 from serving.core.approval import Freeze, ReleasePolicy
+from serving.core.policies.gate import DAY_S
 from workbench.config_layers import Strict
-
-DAY_S = 86_400.0
 
 
 class FreezeConfig(Strict):

@@ -10,11 +10,11 @@ What was not recorded counts for nothing, whatever the tags say.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from serving.core import gate_record
 from serving.core.errors import BadRequest, StaleEpoch
 from serving.core.gate_record import EVIDENCE_FILE, FOLDER
 from serving.core.releases import Evidence, ReleaseBook, recorded
@@ -57,7 +57,7 @@ async def record_evidence(
         StoreUnavailable, BrokenDocument, StaleEpoch: it could not be written.
     """
     try:
-        digest = hashlib.sha256(document).hexdigest()
+        digest = gate_record.digest(document)
         evidence = Evidence(version, digest, run_id, path, dict(verdicts), weights_digest, time.time())
     except ValueError as error:
         raise BadRequest(str(error)) from error

@@ -11,7 +11,6 @@ is put back too. Blocks: it is asked in a thread.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections import defaultdict
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from serving.control.release_events import ReleaseEvents
+from serving.core import gate_record
 from serving.core.approval import Claim, ReleasePolicy, rule
 from serving.core.errors import ServingError
 from serving.core.policies.rollout import Judgement
@@ -116,7 +116,7 @@ class RecordJudge:
         data = self._claims.artifact(evidence.run_id, evidence.path)
         if data is None:
             return None
-        digest = hashlib.sha256(data).hexdigest()
+        digest = gate_record.digest(data)
         copy = self._copy(evidence)
         if digest == evidence.digest and copy is not None and not copy.exists():
             try:
@@ -129,7 +129,7 @@ class RecordJudge:
         """Puts the document back from the copy; whether there is one."""
         copy = self._copy(evidence)
         data = None if copy is None else read_file(copy)
-        if data is None or hashlib.sha256(data).hexdigest() != evidence.digest:
+        if data is None or gate_record.digest(data) != evidence.digest:
             return False
         self._claims.write_artifact(evidence.run_id, evidence.path, data)
         return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from serving.core.gate_record import MIN_APPROVAL_DIGITS, TAG_EVIDENCE, TAG_RUN
-from serving.core.policies.gate import Gate, in_all
+from serving.core.policies.gate import DAY_S, Gate, in_all
 from serving.core.policies.rollout import Judgement
 from serving.core.releases import Evidence, ReleaseBook
 from serving.core.sequential import Verdict
@@ -29,7 +29,6 @@ TAG_APPROVAL, TAG_REJECTED = "approval", "approval.rejected"
 TAG_WEIGHTS = "weights.digest"
 CHAMPION = "champion"
 _APPROVAL = re.compile(rf"[0-9a-f]{{{MIN_APPROVAL_DIGITS},64}}")
-_DAY_S = 86_400.0
 
 
 class Alarm(StrEnum):
@@ -68,7 +67,7 @@ class Freeze:
 class ReleasePolicy:
     """For how long evidence, and an approval of it, counts; and when nothing goes on."""
 
-    evidence_valid_s: float = 14 * _DAY_S
+    evidence_valid_s: float = 14 * DAY_S
     freezes: tuple[Freeze, ...] = ()
 
     def frozen(self, model: str, now_s: float) -> str | None:
@@ -174,7 +173,7 @@ def _void(
         text = f"its evidence {evidence.place} {now}; {evidence.digest[:MIN_APPROVAL_DIGITS]} was recorded"
         return text, (_finding(Alarm.EVIDENCE_CHANGED, claim, text),)
     if now_s > evidence.recorded_at_s + policy.evidence_valid_s:
-        return f"its evidence is older than {policy.evidence_valid_s / _DAY_S:g} days: run the gates again", ()
+        return f"its evidence is older than {policy.evidence_valid_s / DAY_S:g} days: run the gates again", ()
     return None, ()
 
 

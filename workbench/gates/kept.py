@@ -17,7 +17,7 @@ from evals import results
 from evals.results import Evaluation
 from serving.core.errors import BadRequest
 from serving.core.gate_record import Source
-from serving.core.policies.gate import canonical
+from serving.core.policies.gate import digest_of
 from workbench import evaluation
 from workbench.config import WorkbenchConfig
 from workbench.costs.table import MeasuredCell
@@ -135,7 +135,7 @@ def cell_sources(cells: Iterable[MeasuredCell]) -> tuple[Source, ...]:
         Source(
             "cell",
             f"{one.result.spec.cell_id} of {one.result.model}@{one.result.version}",
-            hashlib.sha256(canonical(one.result.to_json())).hexdigest(),
+            digest_of(one.result.to_json()),
             one.mlflow_run_id,
         )
         for one in cells

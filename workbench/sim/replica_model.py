@@ -141,10 +141,6 @@ class ReplicaModel:
         """Sequences whose prompts are being computed; for who knows everything."""
         return self._prefilling
 
-    def num_cached_blocks(self, blocks: Sequence[Block]) -> int:
-        """How many of the first blocks are here; for who knows everything."""
-        return self._cache.num_cached(blocks)
-
     def submit(self, work: Work) -> None:
         """A request arrives.
 

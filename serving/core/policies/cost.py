@@ -69,23 +69,19 @@ def estimate(request: RequestView, rows: Sequence[CostRow], num_requests: int, n
     `rows` are those that match the pool. Prices come from the nearest measured shape, interpolated over the
     logarithm of concurrency and held constant outside the measured range.
     """
-    return estimate_on(curve_for(request, rows, now_s), request, rows, num_requests)
-
-
-def curve_for(request: RequestView, rows: Sequence[CostRow], now_s: float) -> Curve | None:
-    """What prices `request` on any replica of a pool; None when no row counts."""
-    curves = curves_of(rows, now_s)
-    return curves.nearest(request.num_prompt_tokens, request.expected_output_tokens) if curves.by_shape else None
-
-
-def estimate_on(curve: Curve | None, request: RequestView, rows: Sequence[CostRow], num_requests: int) -> CostEstimate:
-    """As `estimate`, of the curve that `curve_for` found."""
+    curve = curve_for(request, rows, now_s)
     if curve is None:
         return ALL_EXPIRED if rows else NOT_MEASURED
     usd_input, _, usd_output = curve.prices_at(num_requests + 1)
     usd = (request.num_prompt_tokens * usd_input + request.expected_output_tokens * usd_output) / 1e6
     # A price that is no number says nothing: the pool is routed by load alone.
     return CostEstimate(RowState.FRESH, usd) if math.isfinite(usd) else NOT_MEASURED
+
+
+def curve_for(request: RequestView, rows: Sequence[CostRow], now_s: float) -> Curve | None:
+    """What prices `request` on any replica of a pool; None when no row counts."""
+    curves = curves_of(rows, now_s)
+    return curves.nearest(request.num_prompt_tokens, request.expected_output_tokens) if curves.by_shape else None
 
 
 def _same_pool(row: CostRow, pool: Pool) -> bool:
